@@ -1,0 +1,109 @@
+"""Owns the filling of one save bank: blocks copied in, pages hashed, native writes laid out.
+
+It runs in a worker and touches nothing but its bank and the rest it carries; it never writes a file
+and never decides what becomes visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rangekv.engine.devices.cpu import Bytes, CpuDevice
+from rangekv.engine.devices.fence import FenceState
+from rangekv.engine.index.directory import Record
+from rangekv.engine.transfer.pages import PageHasher
+from rangekv.engine.transfer.production import Piece
+from rangekv.format.geometry import ALIGNMENT, Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One native write: bank bytes [begin, end) to file offset `offset`."""
+
+    offset: int
+    begin: int
+    end: int
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What a filled bank holds: its writes, the evidence of its copies, memory taken on the way."""
+
+    writes: list[Write] = field(default_factory=list)
+    states: list[FenceState] = field(default_factory=list)
+    temporaries: int = 0
+
+
+@dataclass(slots=True)
+class Sources:
+    """Where the pieces of one save come from, and what it carries from step to step.
+
+    `hashers[part][layer]` sees the bytes in token order. `carried` holds, by (part, layer), the
+    bytes behind the last write unit: direct I/O cannot write them before their successors come.
+    """
+
+    geometry: Geometry
+    device: CpuDevice
+    parts: list[Record]
+    hashers: list[list[PageHasher]]
+    carried: dict[tuple[int, int], Bytes] = field(default_factory=dict)
+
+
+def fill_bank(sources: Sources, pieces: Sequence[Piece], memory: Bytes) -> Gathered:
+    """Copy `pieces` one behind the other into `memory` and say how they are to be written.
+
+    Each begins at a multiple of 4096: the carried rest, its blocks, and zeros up to 4096 where its
+    record ends. Writes end at multiples of the write unit (SPEC.md, writer protocol).
+    """
+    geometry, device = sources.geometry, sources.device
+    unit = geometry.write_align_bytes
+    outcome = Gathered()
+    position = 0
+    for piece in pieces:
+        part = sources.parts[piece.part_index]
+        place = (piece.part_index, piece.layer_index)
+        rest = sources.carried.pop(place, None)
+        begin = position
+        if rest is not None:
+            begin += len(rest)
+            memory[position:begin] = rest
+        end = begin + (piece.end - piece.begin) * geometry.token_bytes
+        target = memory[begin:end]
+        outcome.states.append(device.gather(piece.layer_index, piece.block_ids, target).state())
+        offset_in_part = (piece.begin - part.token_start) * geometry.token_bytes
+        sources.hashers[piece.part_index][piece.layer_index].update(offset_in_part, target.data)
+        write_end = position + (end - position) // unit * unit
+        if piece.end == part.token_start + part.token_count:
+            write_end = -(-end // ALIGNMENT) * ALIGNMENT
+            memory[end:write_end] = 0
+        elif write_end < end:
+            sources.carried[place] = memory[write_end:end].copy()
+            outcome.temporaries += 1
+        if write_end > position:
+            stripe = geometry.address(
+                part.extent.offset, part.extent.width, piece.layer_index, part.extent_token_start
+            )
+            offset = stripe + offset_in_part - (begin - position)
+            outcome.writes.append(Write(offset, position, write_end))
+        position += piece.room_bytes
+    if not device.gathers_in_place:
+        outcome.temporaries += len(pieces)
+    return outcome
+
+
+def join_writes(writes: Sequence[Write], size_max: int) -> list[Write]:
+    """Merge writes that follow each other in the bank and in the file, up to `size_max` bytes."""
+    joined: list[Write] = []
+    for write in writes:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.end == write.begin
+            and last.offset + last.end - last.begin == write.offset
+            and write.end - last.begin <= size_max
+        ):
+            joined[-1] = Write(last.offset, last.begin, write.end)
+        else:
+            joined.append(write)
+    return joined

@@ -1,0 +1,109 @@
+"""`rangectl doctor`: will a directory work for stores, and how well.
+
+Owns the order of the findings and the exit status; changes nothing and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+from rangekv.engine.faults import translated
+from rangekv.engine.inspection import read_store
+from rangekv.engine.stores import find_stores
+from rangekv.format.errors import ExitCode, RangeError, UsageError
+
+from rangectl.describe import state_line
+from rangectl.disk_probe import disk_findings
+from rangectl.finding import Finding, judged
+from rangectl.machine import available_memory, huge_pages
+from rangectl.output import Output, counted, human_bytes, printable
+from rangectl.verb import Verb, json_option, path_argument
+
+# The read and save banks of an engine with default settings, and as much again for its index.
+MEMORY_FAIL_BYTES = 512 << 20
+MEMORY_WARN_BYTES = 1 << 30
+CORES_WARN = 4
+
+
+@click.command(
+    cls=Verb,
+    help="Tell whether a directory will work for stores, and how well."
+    " PATH is a directory that is there; a small file is written in it and removed again.",
+    examples=("rangectl doctor /kv", "rangectl doctor /kv --json"),
+    exits=(ExitCode.ENVIRONMENT,),
+)
+@path_argument
+@json_option
+def command(*, path: str, as_json: bool) -> int:
+    """Look, print every finding with what to do, and fail if anything does."""
+    if not os.path.isdir(path):
+        found = "a file" if os.path.exists(path) else "nothing"
+        raise UsageError("not-a-directory", f"found {found}, expected a directory", path=path)
+    folder = Path(os.path.realpath(path))
+    with translated(path, "try out the directory"):
+        findings = [*disk_findings(folder), *_machine(), *_gpu(), _stores(path)]
+    failed = any(one.verdict == "fail" for one in findings)
+    fields = {"path": path, "findings": [asdict(one) for one in findings]}
+    Output("doctor", as_json=as_json).result(not failed, fields, _as_text(findings))
+    return ExitCode.ENVIRONMENT if failed else ExitCode.OK
+
+
+def _machine() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    few = "checksums and copies share them with the model; 4 or more keep up with a fast SSD"
+    yield judged("cores", str(cores), warn=few if cores < CORES_WARN else None)
+    free = available_memory()
+    if free is not None:
+        short = "the banks of an engine take 512 MiB by default; see read_banks and save_banks"
+        yield judged(
+            "memory",
+            f"{human_bytes(free)} available",
+            fail=short if free < MEMORY_FAIL_BYTES else None,
+            warn=short if free < MEMORY_WARN_BYTES else None,
+        )
+    setting = huge_pages()
+    slow = (
+        "direct reads into small pages are several times slower; as root:"
+        " echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+    )
+    yield judged("huge pages", setting, warn=slow if setting not in ("always", "madvise") else None)
+
+
+def _gpu() -> Iterator[Finding]:
+    """What direct reads into GPU memory would need; Range does not use it yet."""
+    module = any(map(os.path.exists, ("/proc/driver/nvidia-fs", "/sys/module/nvidia_fs")))
+    there = {
+        "GPU": os.path.exists("/dev/nvidia0"),
+        "nvidia-fs": module,
+        "/run/udev": os.path.isdir("/run/udev"),
+        "kvikio": find_spec("kvikio") is not None,
+    }
+    told = ", ".join(f"{name} {'there' if found else 'missing'}" for name, found in there.items())
+    yield Finding("GPU direct", "fact", told)
+
+
+def _stores(path: str) -> Finding:
+    """What already lies there: a start is only as warm as its store."""
+    states = []
+    for store in find_stores(path):
+        try:
+            states.append(state_line(read_store(store)))
+        except RangeError as error:
+            states.append(error.code)
+    found = counted(len(states), "store") + (f": {'; '.join(states)}" if states else "")
+    bad = any(not state.startswith(("warm", "live")) for state in states)
+    return judged("stores", found, warn="see rangectl inspect" if bad else None)
+
+
+def _as_text(findings: Sequence[Finding]) -> Iterator[str]:
+    for one in findings:
+        yield f"{one.verdict:<4}  {one.name:<13}  {printable(one.found)}"
+        if one.advice is not None:
+            yield f"{'':21}→ {one.advice}"
+    counts = {word: sum(one.verdict == word for one in findings) for word in ("ok", "warn", "fail")}
+    yield ", ".join(f"{count} {word}" for word, count in counts.items())
