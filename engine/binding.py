@@ -112,9 +112,10 @@ def _clear(files: Files, place: str) -> None:
     if not files.exists(place):
         return
     with Folder.open(files, place) as leftover:
-        if not leftover.exists(PACK):
-            claim(leftover)
-            remove_if_empty(files, place)
+        if leftover.exists(PACK):
+            return
+        claim(leftover)
+    remove_if_empty(files, place)
 
 
 def adopt(

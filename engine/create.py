@@ -24,7 +24,7 @@ from rangekv.engine.folder import (
     write_all,
 )
 from rangekv.engine.pack import NEVER_WARM, Pack, filesystem_name
-from rangekv.format.errors import StoreLocked, UsageError
+from rangekv.format.errors import StoreLocked, StoreMissing, UsageError
 from rangekv.format.geometry import (
     ALIGNMENT,
     DATA_OFFSET,
@@ -103,7 +103,7 @@ def create(
         with translated(plan.path, "create the store directory"):
             # Before F7: once the pack file has its name, a power cut must not lose the store.
             make_directory(files, plan.path)
-        with Folder.open(files, plan.path) as folder:
+        with _enter(files, plan.path) as folder:
             with translated(plan.path, "examine the directory"):
                 created = _survey(folder, plan)
             claim(folder)
@@ -192,6 +192,22 @@ def _refuse_existing(folder: Folder) -> None:
         )
 
 
+def _enter(files: Files, path: str) -> Folder:
+    """Open the directory that was just made or found."""
+    try:
+        return Folder.open(files, path)
+    except StoreMissing:
+        raise _given_up(path) from None
+
+
+def _given_up(path: str) -> StoreLocked:
+    return StoreLocked(
+        "store-locked",
+        "another process began to create a store here and took its directory back; try again",
+        path=path,
+    )
+
+
 def claim(folder: Folder) -> None:  # F1
     """Lock the directory against other creators and clear what a killed one left."""
     with translated(folder.path, "clear the store directory"):
@@ -203,6 +219,8 @@ def claim(folder: Folder) -> None:  # F1
                 "another process creates a store here; wait for it",
                 path=folder.path,
             ) from None
+        if not folder.in_place():
+            raise _given_up(folder.path)
         _refuse_existing(folder)
         folder.sweep_temps()
         for name in (SNAPSHOT, MARKER, JOURNAL):

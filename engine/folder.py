@@ -99,6 +99,17 @@ class Folder:
             return False
         return True
 
+    def in_place(self) -> bool:
+        """Whether `path` still leads to this directory: it may be removed while it is open."""
+        try:
+            found = self.files.open_dir(self.path)
+        except FileNotFoundError:
+            return False
+        try:
+            return self.files.statx(found).inode == self.files.statx(self.fd).inode
+        finally:
+            let_go(self.files, found)
+
     def unlink_if_there(self, name: str) -> None:
         try:
             self.files.unlink(self.fd, name)
@@ -218,9 +229,17 @@ def sync_directory(files: Files, path: str) -> None:
 
 
 def remove_if_empty(files: Files, path: str) -> None:
-    """Take back a directory that was made for nothing, unless somebody has moved in."""
+    """Take back a directory that was made for nothing, unless somebody has moved in.
+
+    Only under its lock: who holds that is about to move in, and `claim` notices what went before.
+    """
     with suppress(OSError):
-        files.rmdir(path)
+        fd = files.open_dir(path)
+        try:
+            files.flock(fd)
+            files.rmdir(path)
+        finally:
+            files.close(fd)
 
 
 def check_private(status: FileStat, path: str, remedy: str) -> None:

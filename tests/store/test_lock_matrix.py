@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -198,3 +198,55 @@ def test_of_eight_at_once_one_wins_and_seven_are_told(tmp_path, script, first, o
     names = {one.name for one in path.iterdir()}
     assert names <= {"range.pack", "range.snapshot", "range.dirty"}
     assert reason_after(path, WAIT_S) in (None, "dirty-marker")
+
+
+class Interrupted(AnyFiles):
+    """Something else happens once, beside the first call of one kind."""
+
+    def __init__(self, call: str, meanwhile: Callable[[], object], *, before: bool) -> None:
+        super().__init__()
+        self.call = call
+        self.meanwhile = meanwhile
+        self.before = before
+
+    def _once(self, call: str, *, before: bool) -> None:
+        if (call, before) == (self.call, self.before):
+            self.call = ""
+            self.meanwhile()
+
+    def mkdir(self, path):
+        super().mkdir(path)
+        self._once("mkdir", before=False)
+
+    def flock(self, fd, *, shared=False):
+        self._once("flock", before=True)
+        super().flock(fd, shared=shared)
+        self._once("flock", before=False)
+
+
+def test_who_comes_second_leaves_the_directory_to_the_first(tmp_path):
+    path = tmp_path / "store"
+
+    def second() -> None:
+        # It found no directory either, but came to the lock too late.
+        with pytest.raises(StoreLocked, match="another process creates a store here"):
+            make_store(path, NotYetThere())
+
+    class NotYetThere(AnyFiles):
+        def exists(self, path):
+            return False
+
+        def is_directory(self, path):
+            return True
+
+    make_store(path, Interrupted("flock", second, before=False))
+    assert reason_after(path, WAIT_S) is None
+
+
+@pytest.mark.parametrize(("call", "before"), [("mkdir", False), ("flock", True)])
+def test_a_directory_that_was_taken_back_meanwhile_is_said_so(tmp_path, call, before):
+    path = tmp_path / "store"
+    with pytest.raises(StoreLocked, match="try again"):
+        make_store(path, Interrupted(call, path.rmdir, before=before))
+    assert not path.exists()
+    make_store(path)

@@ -32,6 +32,10 @@ def test_create(tmp_path):
         "statx store",
         "statx store",
         "flock store",  # F1
+        "open_dir store",
+        "statx store",
+        "statx store",
+        "close store",
         "statx_at store range.pack",
         "listdir store",
         "unlink range.snapshot (none)",

@@ -250,7 +250,7 @@ JOURNAL_MUTANTS: tuple[Mutant, ...] = (
         "no-damage-rule",
         WRONG_KV,
         "journal-evict",
-        lambda: _put(journal, "_stray", lambda *_: None),
+        lambda: _put(journal, "stray_frame", lambda *_: None),
     ),
     # -- which journal belongs to which snapshot -------------------------------------------------
     _mutant(
