@@ -312,7 +312,7 @@ class Engine:
         reason: str | None = None
         if self._events.fault is not None:
             reason = "engine-failed"
-        elif self._read_banks.quarantined_count == len(self._read_banks.banks):
+        elif self._restores.stalled:
             reason = "stalled"
         elif whole == 0:
             reason = "below-one-block"

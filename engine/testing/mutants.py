@@ -28,6 +28,7 @@ from rangekv.engine.recovery import Remains
 from rangekv.engine.store import Store
 from rangekv.engine.transfer import verify
 from rangekv.engine.transfer.banks import BankSet
+from rangekv.engine.transfer.restore import Restore
 from rangekv.engine.transfer.restores import RestoreCoordinator
 from rangekv.engine.transfer.save import Save
 from rangekv.engine.transfer.saves import SaveCoordinator
@@ -358,6 +359,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "while self.banks.free_count > 1:",
         "while self.banks.free_count > 0:",
         ("read-bank.free.prefetch-leaves-one",),
+    ),
+    Mutant(
+        "all layers are read at once",
+        Restore,
+        "begin_read",
+        "self.reads_allowed -= 1",
+        "pass",
+        ("read-bank.free.first-layer-first",),
+    ),
+    Mutant(
+        "the disk is stalled when no bank is left",
+        RestoreCoordinator,
+        "stalled",
+        "overdue >= OVERDUE_MAX or",
+        "False or",
+        ("read-bank.free.stalled-but-for-most",),
     ),
     Mutant(
         "banks that were read ahead are never given back",

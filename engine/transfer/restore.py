@@ -43,6 +43,10 @@ class Restore:
         self.state = RestoreState.PREFETCH
         self.block_ids: BlockIds | None = None
         self.pending = deque(spans)
+        # Reads that may begin now: those of the first layer, and two more for each that has
+        # returned. Reads share the disk: with all of them under way at once, the first layer would
+        # come when the last one does. Doubling from there, they soon keep any disk busy.
+        self.reads_allowed = sum(span.layer_first == spans[0].layer_first for span in spans)
         self.reading: dict[Span, Bank] = {}
         self.read: dict[Span, Bank] = {}
         self.scattering: dict[Span, Bank] = {}
@@ -72,6 +76,11 @@ class Restore:
             return not under_way and (
                 self.state is RestoreState.CLOSED or not any(self.segments_left)
             )
+
+    def begin_read(self) -> Span:
+        """Take the next span to read; only where `reads_allowed`."""
+        self.reads_allowed -= 1
+        return self.pending.popleft()
 
     def wait_layer(self, layer_index: int, deadline_s: float | None = None) -> bool:
         """Block until layer `layer_index` is delivered or has failed, at most `deadline_s` seconds.

@@ -25,6 +25,8 @@ from rangekv.engine.transfer.verify import check_blocks, check_pages
 from rangekv.format.errors import TicketError, TransferError
 from rangekv.format.geometry import Geometry
 
+OVERDUE_MAX = 2  # reads past their deadline while others are still begun
+
 
 class RestoreCoordinator:
     """Schedules the spans of all restores over the read banks."""
@@ -61,6 +63,17 @@ class RestoreCoordinator:
         self._direct_reads_max = direct_reads_max
         self._direct_reads = 0
         self._active: list[Restore] = []
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing more should be promised: no bank is left, or two reads are overdue.
+
+        One may be a bad place of the disk; two are the disk, and whoever is promised something
+        waits out its deadline. It is over as soon as one of them returns.
+        """
+        reading = (bank for restore in self._active for bank in restore.reading.values())
+        overdue = sum(bank.state is BankState.QUARANTINED for bank in reading)
+        return overdue >= OVERDUE_MAX or self.banks.quarantined_count == len(self.banks.banks)
 
     # -- called by the engine, under its lock ----------------------------------------------------
 
@@ -139,7 +152,10 @@ class RestoreCoordinator:
     # -- scheduling ------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Start reads: bound restores by layer first, then prefetch, which leaves a bank free."""
+        """Start reads: bound restores by layer first, then prefetch, which leaves a bank free.
+
+        Within a restore as many at a time as `Restore.reads_allowed` says.
+        """
         while (restore := self._next(RestoreState.BOUND, self._may_start)) is not None:
             if restore.pending[0].direct:
                 self._start_direct(restore)
@@ -152,7 +168,11 @@ class RestoreCoordinator:
             self._start_read(restore)
 
     def _next(self, state: RestoreState, may: Callable[[Span], bool]) -> Restore | None:
-        waiting = (r for r in self._active if r.state is state and r.pending and may(r.pending[0]))
+        waiting = (
+            r
+            for r in self._active
+            if r.state is state and r.pending and r.reads_allowed and may(r.pending[0])
+        )
         return min(waiting, key=lambda r: r.pending[0].layer_first, default=None)
 
     def _may_start(self, span: Span) -> bool:
@@ -183,7 +203,7 @@ class RestoreCoordinator:
     def _start_read(self, restore: Restore) -> None:
         if not self.banks.free_count:
             self._take_back()
-        span = restore.pending.popleft()
+        span = restore.begin_read()
         bank = self.banks.take(BankState.READ)
         if bank is None:
             raise TransferError("no-bank", "a read was started without a free bank")
@@ -191,12 +211,20 @@ class RestoreCoordinator:
         memory = bank.memory[: span.length]
 
         def read() -> tuple[int, int, Record | None]:
-            calls = self._payload.read(span.offset, [memory])
+            try:
+                calls = self._payload.read(span.offset, [memory])
+            finally:
+                self.events.post(self._read_returned, restore)
             return (calls, *check_pages(span, memory, self._verify))
 
         self._pool.submit(
             Priority.READ, read, lambda result, error: self._read_done(restore, span, result, error)
         )
+
+    def _read_returned(self, restore: Restore) -> None:
+        """The disk is free for more, while what it brought is still being checked."""
+        restore.reads_allowed += 2
+        self._pump()
 
     def _read_done(
         self, restore: Restore, span: Span, result: Any, error: BaseException | None
@@ -218,7 +246,7 @@ class RestoreCoordinator:
         self._pump()
 
     def _start_direct(self, restore: Restore) -> None:
-        span = restore.pending.popleft()
+        span = restore.begin_read()
         restore.placing.add(span)
         self._direct_reads += 1
         segment = span.segments[0]
@@ -228,7 +256,10 @@ class RestoreCoordinator:
 
         def read() -> tuple[int, int, Record | None]:
             iovec = self._device.iovec(segment.layer_index, targets)
-            calls = self._payload.read_scattered(span.offset, iovec)
+            try:
+                calls = self._payload.read_scattered(span.offset, iovec)
+            finally:
+                self.events.post(self._read_returned, restore)
             return (calls, *check_blocks(span, self._device, targets, self._verify))
 
         self._pool.submit(

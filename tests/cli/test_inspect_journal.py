@@ -51,8 +51,7 @@ def commits(rangectl, scene: Scene) -> list[str]:
 def test_every_commit_says_what_it_did(rangectl, killed):
     places = frames(killed)
     assert commits(rangectl, killed) == [
-        f"commit 1 at byte {HEADER_BYTES}, 1.31 KiB, TIME: "
-        "1 record of 256 tokens became visible",
+        f"commit 1 at byte {HEADER_BYTES}, 1.31 KiB, TIME: 1 record of 256 tokens became visible",
         f"commit 2 at byte {places[1]}, 128 B, TIME: nothing",
         f"commit 3 at byte {places[2]}, 1.38 KiB, TIME: "
         "1 record retired, 1 extent retired, 1 record of 256 tokens became visible",

@@ -128,9 +128,7 @@ def write_mla_model(folder: Path, *, seed: int = 1) -> Path:
         layer = f"model.layers.{number}"
         attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
         tensors |= {
-            f"{attention}.q_proj.weight": random(
-                MLA_HEADS * (MLA_HEAD_DIM + MLA_ROPE), HIDDEN, 2
-            ),
+            f"{attention}.q_proj.weight": random(MLA_HEADS * (MLA_HEAD_DIM + MLA_ROPE), HIDDEN, 2),
             f"{attention}.kv_a_proj_with_mqa.weight": random(MLA_LATENT + MLA_ROPE, HIDDEN, 2),
             f"{attention}.kv_a_layernorm.weight": torch.ones(MLA_LATENT),
             f"{attention}.kv_b_proj.weight": random(2 * MLA_HEADS * MLA_HEAD_DIM, MLA_LATENT),

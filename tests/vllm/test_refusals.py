@@ -158,9 +158,7 @@ def test_full_attention_is_taken() -> None:
     refuse([other_spec("mla_attention")])
 
 
-@pytest.mark.parametrize(
-    "kind", ["sliding_window", "chunked_local_attention", "cross_attention"]
-)
+@pytest.mark.parametrize("kind", ["sliding_window", "chunked_local_attention", "cross_attention"])
 def test_other_attention_is_refused(kind: str) -> None:
     with pytest.raises(UsageError, match=f"the attention of a layer is {kind}"):
         refuse([other_spec(kind)])

@@ -9,6 +9,7 @@ from typing import Any
 
 from rangekv.engine.devices.fence import Fence, FenceState
 from rangekv.engine.testing.case import Table
+from rangekv.engine.testing.cells.read_bank import layer_reads
 from rangekv.engine.testing.checks import Violation
 from rangekv.engine.testing.scene import PROMPT_TOKENS, Scene
 
@@ -128,17 +129,17 @@ def few_banks(scene: Scene, banks: int) -> None:
 def prefetch_leaves_one(scene: Scene) -> None:
     """Reading ahead takes seven of eight banks: the eighth serves scheduled work."""
     with scene.engine(read_banks=8, read_workers=8) as engine:
-        prompts = [scene.saved(engine) for _ in range(3)]
+        prompt, other = scene.saved(engine), scene.saved(engine)
         hold = scene.hold()
         scene.files.on_read(hold, times=7)
-        waiting = [scene.lookup(engine, prompt) for prompt in prompts[:2]]
+        waiting = [scene.lookup(engine, prompt) for _ in range(8)]
         for _ in range(7):
             scene.reached(hold)
         scene.require(engine._read_banks.free_count == 1, "one bank is free")
         scene.states += ["free", "7 of 8 read ahead"]
-        scene.require(scene.restore(engine, prompts[2]) == PROMPT_TOKENS, "it serves a restore")
+        scene.require(scene.restore(engine, other) == PROMPT_TOKENS, "it serves a restore")
         hold.let_go()
-        for ticket, prompt in zip(waiting, prompts, strict=False):
+        for ticket in waiting:
             restore, blocks = scene.claim(engine, ticket, prompt)
             scene.require(all(scene.delivered(restore)), "what was read ahead is delivered")
             scene.require_delivered(prompt, blocks)
@@ -149,43 +150,68 @@ def prefetch_leaves_one(scene: Scene) -> None:
 def taken_back(scene: Scene) -> None:
     """A bank that was read ahead goes to scheduled work; its owner reads again."""
     with scene.engine() as engine:
-        prompt, other = scene.saved(engine), scene.saved(engine)
+        prompt = scene.saved(engine)
+        others = [scene.saved(engine) for _ in range(2)]
         ticket = scene.lookup(engine, prompt)
         scene.until(engine, lambda: len(ticket.restore.read) == 3, "three banks are read ahead")
         hold = scene.hold()
-        scene.files.on_read(hold)
-        restore, blocks = scene.started(engine, other)
+        scene.files.on_read(hold, times=2)
+        running = [scene.started(engine, other) for other in others]
+        scene.reached(hold)
         scene.reached(hold)
         scene.require(len(ticket.restore.read) < 3, "a bank was taken back")
         scene.states += ["read ahead", "taken back", "read again"]
         hold.let_go()
-        scene.require(all(scene.delivered(restore)), "the scheduled restore is delivered")
-        scene.require_delivered(other, blocks)
-        restore.finish()
+        for other, (restore, blocks) in zip(others, running, strict=True):
+            scene.require(all(scene.delivered(restore)), "the scheduled restores are delivered")
+            scene.require_delivered(other, blocks)
+            restore.finish()
         restore, blocks = scene.claim(engine, ticket, prompt)
         scene.require(all(scene.delivered(restore)), "so is the one that gave way")
         scene.require_delivered(prompt, blocks)
         restore.finish()
 
 
-@TABLE.cell("free.none-for-stalled-reads")
-def all_stalled(scene: Scene) -> None:
-    """While every bank stands still a lookup is a miss at once, and hits again afterwards."""
-    with scene.engine(read_banks=2) as engine:
+@TABLE.cell("free.first-layer-first")
+def first_layer_first(scene: Scene) -> None:
+    """A restore begins with its first layer's reads; two more begin for each that has returned."""
+    with scene.engine(read_banks=8, read_workers=8) as engine:
         prompt = scene.saved(engine)
-        hold = scene.hold()
-        scene.files.on_read(hold, times=2)
-        with scene.short_deadlines(engine):
-            restore, _ = scene.started(engine, prompt)
-        for _ in range(2):
-            scene.reached(hold)
-        scene.require(not any(scene.delivered(restore)), "the restore fails at its deadline")
+        holds = [scene.hold() for _ in range(4)]
+        for layer_index, hold in enumerate(holds):
+            scene.files.arm(layer_reads(scene, engine, layer_index), hold)
+        restore, blocks = scene.started(engine, prompt)
+        for number, in_flight in enumerate([1, 2, 2, 1]):  # the last layer has no successor
+            scene.reached(holds[number])
+            reading = sorted(span.layer_first for span in restore.reading)
+            expected = list(range(number, number + in_flight))
+            scene.require(reading == expected, f"layers {expected} are read, not {reading}")
+            holds[number].let_go()
+            scene.require(restore.wait_layer(number, scene.patience_s), f"layer {number} arrives")
+        scene.require_delivered(prompt, blocks)
         restore.finish()
-        scene.require(scene.lookup(engine, prompt).reason == "stalled", "the miss is named")
-        scene.states += ["QUARANTINED", "miss"]
-        hold.let_go()
-        scene.until(engine, lambda: engine._read_banks.free_count == 2, "the banks come back")
-        scene.require(scene.restore(engine, prompt) == PROMPT_TOKENS, "and serve again")
+        scene.states += ["1 read", "2 reads", "delivered"]
+
+
+@TABLE.cells({"free.stalled-but-for-most": {"banks": 8}, "free.all-stalled": {"banks": 2}})
+def disk_stalled(scene: Scene, banks: int) -> None:
+    """Once two reads are past their deadlines a lookup misses at once, until one returns."""
+    with scene.engine(read_banks=banks, read_workers=4) as engine:
+        prompts = [scene.saved(engine) for _ in range(3)]
+        holds = [scene.hold() for _ in range(2)]
+        for prompt, hold in zip(prompts, holds, strict=False):
+            scene.files.on_read(hold)
+            with scene.short_deadlines(engine):
+                restore, _ = scene.started(engine, prompt)
+            scene.reached(hold)
+            scene.require(not any(scene.delivered(restore)), "the restore fails at its deadline")
+            restore.finish()
+        scene.require(scene.lookup(engine, prompts[2]).reason == "stalled", "the miss is named")
+        scene.states += ["QUARANTINED", "QUARANTINED", "miss"]
+        holds[0].let_go()
+        scene.until(engine, lambda: engine._read_banks.free_count == banks - 1, "one comes back")
+        scene.require(scene.restore(engine, prompts[2]) == PROMPT_TOKENS, "and all are served")
+        holds[1].let_go()
 
 
 @TABLE.cell("free.stall-of-another-request")
