@@ -147,8 +147,13 @@ def _wait_until_ready(
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)  # there is no event to wait for
+    status = process.poll()
+    what = (
+        f"vLLM did not answer within {start_s:.0f} s of its start"
+        if status is None
+        else f"vLLM ended with status {status} while it started"
+    )
     last = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
     raise EnvironmentFault(
-        "server-failed",
-        f"vLLM did not start within {start_s:.0f} s; the end of its log: {' | '.join(last)}",
+        "server-failed", f"{what}; the end of its log: {' | '.join(line.strip() for line in last)}"
     )

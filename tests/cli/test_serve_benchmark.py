@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import pytest
 from rangekv.format.errors import EnvironmentFault
 from support.kv_copies import Copy, plus, write_copies
 
-from rangectl import serve_benchmark, serve_run
+from rangectl import serve_benchmark, serve_run, server
 from rangectl.cli import run as run_command_line
 from rangectl.serve_connectors import leave_page_cache, offers_example
 from rangectl.serve_run import ServePlan
@@ -395,3 +396,22 @@ def test_real_servers_restore_what_was_computed(
     assert result["kv"]["behind_tokens"] > 0
     assert result["kv"]["layers"] == LAYERS
     assert result["kv"]["largest_difference"] <= result["kv"]["tolerance"] / 10
+
+
+@pytest.mark.parametrize(
+    ("script", "start_s", "said"),
+    [
+        ("raise SystemExit(3)", 30, "ended with status 3 while it started; the end of its log: no"),
+        ("import time; time.sleep(60)", 1, "did not answer within 1 s of its start"),
+    ],
+    ids=["died", "silent"],
+)
+def test_server_that_does_not_come_says_how_it_failed(tmp_path, script, start_s, said) -> None:
+    log = tmp_path / "log"
+    log.write_text("no\n  such model\n")
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        try:
+            with pytest.raises(EnvironmentFault, match=said):
+                server._wait_until_ready("http://127.0.0.1:1", process, log, start_s)
+        finally:
+            process.kill()
