@@ -63,7 +63,7 @@ RATIOS = (("range", "prefix_cache"), ("range", "recompute"), ("range", EXAMPLE))
     type=Size(),
     default="8GiB",
     show_default=True,
-    help="Of the store; twice the KV of all prefixes, or the first ones are evicted.",
+    help="Of the store; about 2.5 times the KV of all prefixes. Too little is refused.",
 )
 @click.option("--prefix", "prefix_tokens", default=2048, show_default=True, help="In tokens.")
 @click.option("--suffix", "suffix_tokens", default=64, show_default=True, help="In tokens.")
@@ -110,7 +110,7 @@ def command(
     as_json: bool,
 ) -> int:
     """Run the servers and print; a wrong answer, wrong KV or no hit is a failed check."""
-    from rangectl.serve_kv import compare
+    from rangectl.serve_kv import compare, require_room
 
     out = Output("serve-benchmark", as_json=as_json)
     offered = example and offers_example()
@@ -138,6 +138,8 @@ def command(
         def launch(connector: str, part: str) -> Iterator[Server]:
             log = scratch / f"{connector}-{part}.log"
             leave_page_cache(stores[EXAMPLE])
+            if (connector, part) == ("range", "measure"):
+                require_room(stores["range"], repeat + beside)
             transfer = transfers[connector]
             with running(model, transfer, server_arguments, log, start_s=start_s) as server:
                 yield server

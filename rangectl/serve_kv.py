@@ -17,7 +17,7 @@ from rangekv.engine.connector.tenant import root_digest
 from rangekv.engine.devices.cpu import bank_memory
 from rangekv.engine.inspection import read_store
 from rangekv.engine.stores import find_stores
-from rangekv.format.errors import EnvironmentFault, RangeError
+from rangekv.format.errors import EnvironmentFault, RangeError, UsageError
 from rangekv.format.geometry import Geometry
 
 from rangectl.serve_run import Promise
@@ -25,6 +25,10 @@ from rangectl.serve_run import Promise
 TOLERANCES = {"float32": 0.01, "float16": 0.1, "bfloat16": 0.5}
 """By KV dtype, in units of an element's RMS over all blocks: sums of another order stay far below,
 the KV of another token is 1 and more."""
+
+COPIES = 2.25
+"""Of each prompt: the one restored, a tenant's, and the suffixes that are saved behind them."""
+EXTRA_PROMPTS = 4  # those that warm a server up, and the ones that decode
 
 _FLOOR = 1e-3  # of a layer's RMS: an element that is nearly 0 in all blocks has no scale of its own
 _DEADLINE_S = 300.0
@@ -66,6 +70,31 @@ def compare(directory: Path, promises: Sequence[Promise]) -> Comparison:
     result.promised_tokens = min(promised for promised, _ in counts)
     result.behind_tokens = min(behind for _, behind in counts)
     return result
+
+
+def require_room(directory: Path, prompt_count: int) -> None:
+    """Refuse to measure with stores that are too small for what a run adds to their prompts.
+
+    They hold `prompt_count` prompts. Each comes again as a tenant's copy, and new ones with it: a
+    store that evicts would turn promised hits into misses, which is no fault of the connector.
+    Raises UsageError `capacity-too-small`; stores that cannot be read are left to `compare`.
+    """
+    for path in find_stores(str(directory)):
+        report = read_store(path)
+        if report.geometry is None or report.tables is None:
+            continue
+        used = sum(report.geometry.extent_bytes(extent.width) for extent in report.tables.extents)
+        needed = int(used * (COPIES + EXTRA_PROMPTS / prompt_count))
+        if needed > report.geometry.usable_bytes:
+            ranks = report.superblock.world_size if report.superblock is not None else 1
+            gibibytes = -(-needed * ranks >> 30)
+            raise UsageError(
+                "capacity-too-small",
+                f"{prompt_count} prompts take {used} bytes a rank, what a run adds makes that "
+                f"{needed}, and the store has {report.geometry.usable_bytes}; give --capacity "
+                f"{gibibytes}GiB",
+                path=path,
+            )
 
 
 def _compare_rank(path: str, promises: Sequence[Promise], result: Comparison) -> tuple[int, int]:

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rangekv.engine.store import create
+from rangekv.format.errors import UsageError
 from rangekv.format.geometry import DATA_OFFSET
 from rangekv.format.namespace import Namespace
 from support.kv_copies import CAPACITY_BYTES, MODEL, Change, Copy, plus, write_copies
 
-from rangectl.serve_kv import TOLERANCES, compare
+from rangectl.serve_kv import TOLERANCES, compare, require_room
 from rangectl.serve_run import Promise
 
 PROMPT = list(range(100, 100 + 5 * 16 + 3))
@@ -127,3 +128,12 @@ def test_dtype_without_a_tolerance_is_a_fault(tmp_path: Path) -> None:
     create(str(tmp_path / "s"), capacity_bytes=CAPACITY_BYTES, model=MODEL, namespace=namespace)
     result = compare(tmp_path, [PROMISE])
     assert "KV could not be compared: its dtype is 'float8_e4m3fn'" in result.faults[0]
+
+
+def test_store_that_could_not_hold_a_run_is_refused_before_it(tmp_path: Path) -> None:
+    prompts = [Copy(None, [token + 1000 * number for token in PROMPT]) for number in range(16)]
+    write_copies(tmp_path / "room", prompts[:4])
+    require_room(tmp_path / "room", 4)
+    write_copies(tmp_path / "none", prompts)
+    with pytest.raises(UsageError, match=r"16 prompts take 4194304 bytes .* give --capacity 1GiB"):
+        require_room(tmp_path / "none", 16)
