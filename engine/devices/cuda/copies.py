@@ -12,6 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rangekv.engine.devices.cuda.tensors import (
+    check_bank,
+    check_block_ids,
+    check_device,
+    check_rows,
+)
 from rangekv.format.errors import EnvironmentFault, UsageError
 
 if TYPE_CHECKING:
@@ -43,18 +49,11 @@ class BlockCopies(ABC):
     """
 
     def __init__(self, layers: Sequence[torch.Tensor]) -> None:
-        import torch
-
         if not layers:
             raise UsageError("bad-layers", "got no layers, expected one tensor per layer")
         first = layers[0]
         for index, layer in enumerate(layers):
-            if layer.dtype != torch.uint8 or layer.dim() != 2 or layer.stride(1) != 1:
-                raise UsageError(
-                    "bad-layers",
-                    f"layer {index} is {layer.dtype} of shape {tuple(layer.shape)} and strides "
-                    f"{layer.stride()}, expected uint8 [block_count, block_bytes], rows contiguous",
-                )
+            check_rows(f"layer {index}", layer)
             if layer.shape != first.shape or layer.device != first.device:
                 raise UsageError(
                     "bad-layers",
@@ -81,30 +80,10 @@ class BlockCopies(ABC):
     ) -> None: ...
 
     def _check(self, bank: torch.Tensor, strips: Sequence[Strip], block_ids: torch.Tensor) -> None:
-        import torch
-
-        if bank.dtype != torch.uint8 or bank.dim() != 1 or not bank.is_contiguous():
-            raise UsageError(
-                "bad-bank",
-                f"the bank is {bank.dtype} of shape {tuple(bank.shape)} and strides "
-                f"{bank.stride()}, expected contiguous uint8 [bank_bytes]",
-            )
-        if (
-            block_ids.dtype not in (torch.int32, torch.int64)
-            or block_ids.dim() != 1
-            or not block_ids.is_contiguous()
-        ):
-            raise UsageError(
-                "bad-block-id",
-                f"block ids are {block_ids.dtype} of shape {tuple(block_ids.shape)}, expected "
-                "contiguous int32 or int64 [blocks]",
-            )
-        if bank.device != self.device or block_ids.device != self.device:
-            raise UsageError(
-                "bad-device",
-                f"the bank lies on {bank.device} and the block ids on {block_ids.device}, expected "
-                f"both on {self.device}, where paged KV lies",
-            )
+        check_bank(bank)
+        check_block_ids(block_ids)
+        check_device("the bank", bank, self.device)
+        check_device("the array of block ids", block_ids, self.device)
         for strip in strips:
             end = strip.bank_offset + strip.block_count * self.block_bytes
             if (
