@@ -82,6 +82,13 @@ def check_refusals(kind: str) -> None:
     ids = torch.arange(4)
     assert unsigned(hashes.in_bank(bank, [], [])) == []
     assert unsigned(hashes.in_blocks(layer, ids, [], [])) == []
+    if kind == "triton":  # which keeps a table on its own device
+        for call in (
+            lambda: hashes.in_bank(bank.to("meta"), [0], [8]),
+            lambda: hashes.in_blocks(layer.to("meta"), ids.to("meta"), [0], [64]),
+        ):
+            with pytest.raises(UsageError, match="bad-device"):
+                call()
     for code, call in (
         ("bad-page", lambda: hashes.in_bank(bank, [0], [0])),
         ("bad-page", lambda: hashes.in_bank(bank, [-1], [8])),

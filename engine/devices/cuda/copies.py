@@ -134,15 +134,17 @@ class TritonCopies(BlockCopies):
         chunk_words = min(_CHUNK_WORDS_MAX, 1 << (block_words - 1).bit_length())
         chunks = -(-block_words // chunk_words)
         most = max(strip.block_count for strip in strips)
-        self._kernel[(most * chunks, len(strips))](
-            torch.tensor(table, dtype=torch.int64).to(self.device, non_blocking=True),
-            block_ids,
-            block_words=block_words,
-            chunks=chunks,
-            word_bytes=word_bytes,
-            chunk_words=chunk_words,
-            to_bank=to_bank,
-        )
+        # Triton launches on the current device, which need not be the one that holds the bank.
+        with torch.cuda.device_of(bank):
+            self._kernel[(most * chunks, len(strips))](
+                torch.tensor(table, dtype=torch.int64).to(self.device, non_blocking=True),
+                block_ids,
+                block_words=block_words,
+                chunks=chunks,
+                word_bytes=word_bytes,
+                chunk_words=chunk_words,
+                to_bank=to_bank,
+            )
 
 
 class TorchCopies(BlockCopies):

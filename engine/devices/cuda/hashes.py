@@ -99,12 +99,14 @@ class TritonHashes(PageHashes):
         self._table = torch.tensor(xxh3.table(), dtype=torch.int64, device=device)
 
     def _in_bank(self, bank: torch.Tensor, pages: list[tuple[int, int]]) -> torch.Tensor:
+        check_device("the bank", bank, self._table.device)
         common = math.gcd(bank.data_ptr(), *(field for page in pages for field in page))
         return self._launch(bank.data_ptr(), self._table, 0, pages, 0, common)
 
     def _in_blocks(
         self, layer: torch.Tensor, block_ids: torch.Tensor, pages: list[tuple[int, int]]
     ) -> torch.Tensor:
+        check_device("the layer", layer, self._table.device)
         block_bytes = layer.shape[1]
         place, stride = layer.data_ptr(), layer.stride(0)
         common = math.gcd(place, stride, block_bytes)
@@ -129,8 +131,22 @@ class TritonHashes(PageHashes):
         longest = max(size for _, size in pages)
         blocks_max = -(-longest // xxh3.BLOCK_BYTES) if longest > xxh3.SHORT_MAX else 0
         sums = torch.empty((len(pages), blocks_max, 8), dtype=torch.int64, device=device)
-        if blocks_max:
-            self._kernels.sum_blocks[(len(pages), -(-blocks_max // _TILE))](
+        # Triton launches on the current device, which need not be the one that holds the pages.
+        with torch.cuda.device_of(hashes):
+            if blocks_max:
+                self._kernels.sum_blocks[(len(pages), -(-blocks_max // _TILE))](
+                    table,
+                    base,
+                    block_ids,
+                    stride,
+                    self._table,
+                    sums,
+                    blocks_max,
+                    block_bytes=block_bytes,
+                    width=next(size for size in (8, 4, 1) if common % size == 0),
+                    tile=_TILE,
+                )
+            self._kernels.finish_pages[(len(pages),)](
                 table,
                 base,
                 block_ids,
@@ -138,22 +154,10 @@ class TritonHashes(PageHashes):
                 self._table,
                 sums,
                 blocks_max,
+                hashes,
                 block_bytes=block_bytes,
-                width=next(size for size in (8, 4, 1) if common % size == 0),
-                tile=_TILE,
+                num_warps=1,
             )
-        self._kernels.finish_pages[(len(pages),)](
-            table,
-            base,
-            block_ids,
-            stride,
-            self._table,
-            sums,
-            blocks_max,
-            hashes,
-            block_bytes=block_bytes,
-            num_warps=1,
-        )
         return hashes
 
 
