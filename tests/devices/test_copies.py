@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
-from rangekv.format.errors import UsageError
-from support.compiled import ptx
-from support.copy_checks import check_layout, launches_of
+from rangekv.format.errors import EnvironmentFault, UsageError
+from support.compiled import compile_launches
+from support.copy_checks import check_layout, launch, launches_of
 from support.paged_kv import IN_ONE_PIECE, Shape
 
 SHAPE = Shape()
@@ -125,25 +127,33 @@ def test_other_tensors_than_bytes_and_ids_are_refused(torch):
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(
-    ("word_bytes", "load", "store"),
+    ("shift", "load", "store"),
     [
-        (16, "ld.global.v2.b64", "st.global.v2.b64"),
+        (0, "ld.global.v2.b64", "st.global.v2.b64"),
         (8, "ld.global.b64", "st.global.b64"),
         (4, "ld.global.b32", "st.global.b32"),
         (1, "ld.global.b8", "st.global.b8"),
     ],
 )
-def test_the_kernel_compiles_to_words_of_that_width(compiling, capability, word_bytes, load, store):
-    for to_bank in (True, False):
-        constants = {"block_words": 3000, "chunks": 2, "chunk_words": 2048}
-        code = compiling(
-            ptx,
-            "copy_kernel",
-            "copy_blocks",
-            {"strips": "*i64", "block_ids": "*i32"},
-            {**constants, "word_bytes": word_bytes, "to_bank": to_bank},
-            capability,
-        )
+def test_a_launch_compiles_to_words_of_its_width(compiling, capability, shift, load, store):
+    id_dtype = "int32" if capability == 80 else "int64"
+    launches = compiling(compile_launches, capability, launch, shift, id_dtype)
+    assert [kernel for kernel, _ in launches] == ["copy_blocks", "copy_blocks"]
+    for _, code in launches:
         assert load in code
         assert store in code
-        assert (".v2." in code) == (word_bytes == 16)
+        assert (".v2." in code) == (shift == 0)
+
+
+def test_without_triton_a_launch_says_what_to_install(torch, monkeypatch):
+    from rangekv.engine.devices.cuda.copies import TritonCopies
+    from rangekv.engine.devices.cuda.hashes import TritonHashes
+
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for make in (
+        lambda: TritonCopies([torch.zeros((9, 64), dtype=torch.uint8)]),
+        lambda: TritonHashes("cpu"),
+    ):
+        with pytest.raises(EnvironmentFault, match="install") as caught:
+            make()
+        assert caught.value.code == "no-triton"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.compiled import ptx
-from support.hash_checks import check_bank, check_blocks, check_refusals, launches_of
+from support.compiled import compile_launches
+from support.hash_checks import check_bank, check_blocks, check_refusals, launch, launches_of
 from support.paged_kv import Shape
 
 # Lengths at which XXH3 takes another way, and both neighbours of each.
@@ -84,24 +84,20 @@ def test_any_number_of_pages_takes_two_launches(interpreted):
     assert interpreted(launches_of, [240] * 7, 0) == [("finish_pages", (7,), None)]
 
 
-ADDRESSES = {"pages": "*i64", "base": "i64", "block_ids": "*i32", "stride": "i64", "table": "*i64"}
-SUMS = {"sums": "*i64", "blocks_max": "i32"}
-
-
 @pytest.mark.parametrize(
-    ("capability", "block_bytes", "width"),
-    [(80, 0, 8), (90, 0, 8), (90, 0, 4), (90, 0, 1), (80, 32768, 8), (90, 1001, 1)],
+    ("capability", "begin", "sizes", "block_bytes", "id_dtype", "width"),
+    [
+        (80, 4096, [262144, 98304], 0, "int64", 8),
+        (90, 4096, [262144, 98304], 0, "int64", 8),
+        (90, 4, [4100], 0, "int64", 4),
+        (90, 3, [300], 0, "int64", 1),
+        (80, 1, [8192, 4096], 4096, "int32", 8),
+        (90, 0, [1001], 1001, "int64", 1),
+    ],
 )
-def test_the_kernels_compile(compiling, capability, block_bytes, width):
-    sizes = {"block_bytes": block_bytes, "width": width, "tile": 8}
-    code = compiling(ptx, "hash_kernel", "sum_blocks", {**ADDRESSES, **SUMS}, sizes, capability)
-    assert f"ld.global.b{8 * width}" in code
-    code = compiling(
-        ptx,
-        "hash_kernel",
-        "finish_pages",
-        {**ADDRESSES, **SUMS, "hashes": "*i64"},
-        {"block_bytes": block_bytes},
-        capability,
-    )
-    assert "mul.hi.u64" in code
+def test_launches_compile(compiling, capability, begin, sizes, block_bytes, id_dtype, width):
+    args = (launch, begin, sizes, block_bytes, id_dtype)
+    (first, sums), (last, finish) = compiling(compile_launches, capability, *args)
+    assert (first, last) == ("sum_blocks", "finish_pages")
+    assert f"ld.global.b{8 * width}" in sums
+    assert "mul.hi.u64" in finish

@@ -97,3 +97,16 @@ def launches_of(strips: Sequence[tuple[int, int, int, int]]) -> list[tuple[tuple
     bank = torch.zeros(1 << 16, dtype=torch.uint8)
     copies.scatter(bank, [Strip(*strip) for strip in strips], torch.arange(9))
     return seen
+
+
+def launch(shift: int, id_dtype: str) -> None:
+    """Launch a scatter and a gather of blocks in a bank `shift` bytes off its alignment."""
+    import torch
+    from rangekv.engine.devices.cuda.copies import Strip, TritonCopies
+
+    copies = TritonCopies([torch.zeros((9, 4096 + 16), dtype=torch.uint8)] * 2)
+    bank = torch.zeros(1 << 16, dtype=torch.uint8)
+    ids = torch.arange(9, dtype=getattr(torch, id_dtype))
+    strips = [Strip(0, shift, 0, 2), Strip(1, shift + 8224, 2, 1)]
+    copies.scatter(bank, strips, ids)
+    copies.gather(strips, ids, bank)

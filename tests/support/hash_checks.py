@@ -124,3 +124,17 @@ def launches_of(sizes: Sequence[int], begin: int) -> list[tuple[str, tuple[int, 
     )
     hashes.in_bank(torch.zeros(1 << 20, dtype=torch.uint8), [begin] * len(sizes), sizes)
     return seen
+
+
+def launch(begin: int, sizes: Sequence[int], block_bytes: int, id_dtype: str) -> None:
+    """Launch the hashes of pages from `begin` on: in a bank, or with `block_bytes` over blocks."""
+    import torch
+
+    hashes = hashes_of("triton")
+    begins = [begin] * len(sizes)
+    if block_bytes:
+        layer = torch.zeros((64, block_bytes), dtype=torch.uint8)
+        ids = torch.arange(64, dtype=getattr(torch, id_dtype))
+        hashes.in_blocks(layer, ids, begins, sizes)
+    else:
+        hashes.in_bank(torch.zeros(1 << 20, dtype=torch.uint8), begins, sizes)
