@@ -1,6 +1,7 @@
 """Owns xxh3_64 of equally long inputs in torch's int64 arithmetic, which wraps as uint64 does.
 
 It never splits work into pages or chooses what is hashed; it runs where there is no triton.
+So far that has been on CPU tensors only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Owns the view of one layer's KV tensor as rows of opaque bytes, on whatever device it lies.
 
 It refuses by name every layout in which a block is not one run of bytes; it never copies KV and
-never looks inside a block.
+never looks inside a block. It has been run on CPU tensors only.
 """
 
 from __future__ import annotations
