@@ -38,6 +38,7 @@ from rangekv.engine.transfer.restores import RestoreCoordinator
 from rangekv.engine.transfer.save import Save
 from rangekv.engine.transfer.saves import SaveCoordinator
 from rangekv.engine.transfer.spans import plan
+from rangekv.format.checksum import Octets
 from rangekv.format.errors import ExitCode, RangeError, TicketError, UsageError
 from rangekv.format.geometry import ALIGNMENT, Geometry, ModelGeometry
 from rangekv.format.layout import COUNTER_MAX
@@ -484,6 +485,32 @@ class Engine:
             bad = list(self._bad)
             self._bad.clear()
         return bad
+
+    def watch(
+        self, prefixes: Sequence[tuple[bytes, Octets]]
+    ) -> tuple[list[int], list[list[tuple[int, int]]]]:
+        """Say which watched records have left since the last call, and what holds each prefix now.
+
+        `prefixes` are (digest of the root, packed tokens). Each answer is a chain of visible
+        records from the first token on: (record id, how many of its tokens match, whole blocks
+        only). They are watched from now on, and not marked as used. Both answers are of one moment:
+        what has left by then is in the first, or was told before, and in no chain.
+        """
+        with self._events.lock:
+            self._check_serving()
+            watch, chains = self._catalog.watch, []
+            if self._events.fault is not None:
+                watch.give_up()  # every lookup is a miss from now on
+                return watch.take_gone(), [[] for _ in prefixes]
+            for digest, tokens in prefixes:
+                root = self._catalog.roots.known(digest)
+                path: list[Match] = []
+                if root is not None:
+                    limit = len(tokens) // TOKEN_BYTES
+                    path = self._catalog.directory.walk(root, memoryview(tokens), limit)
+                chains.append([(match.record.record_id, match.token_count) for match in path])
+                watch.note(match.record.record_id for match in path)
+            return watch.take_gone(), chains
 
     def reset(self) -> None:
         """Forget everything that is stored, durably; saves begun before never become visible.

@@ -19,8 +19,9 @@ from rangekv.engine.connector.eligibility import (
     warn_of_kill,
 )
 from rangekv.engine.connector.endpoint import private_folder, socket_path
+from rangekv.engine.connector.events import Announcements
 from rangekv.engine.connector.lookup_client import RankGroup
-from rangekv.engine.connector.messages import StepPlan, StepReport
+from rangekv.engine.connector.messages import BlockRun, StepPlan, StepReport
 from rangekv.engine.connector.meter import Differences
 from rangekv.engine.connector.metrics import SCHEDULER, RangePromMetrics, RangeStats
 from rangekv.engine.connector.rank import Rank
@@ -94,8 +95,27 @@ class RangeConnector(KVConnectorBase_V1):  # type: ignore[misc]
                     self._settings,
                     vllm_config.cache_config.block_size,
                     RankGroup([socket_path(folder, engine_id, rank) for rank in ranks]),
+                    self._announcements(kinds[0]),
                 )
                 warn_of_kill(vllm_config, self._settings)
+
+    def _announcements(self, kind: str) -> Announcements | None:
+        """Return the ledger of KV events, where vLLM wants them and names blocks as Range does."""
+        config = self._vllm_config
+        self._event_kind = kind
+        self._block_tokens = config.cache_config.block_size
+        if not versions.wants_kv_events(config):
+            return None
+        hashed = versions.hash_block_tokens(config, self._kv_cache_config)
+        if hashed != self._block_tokens:
+            logger.warning(
+                "range: no kv events: vLLM hashes blocks of %d tokens, Range stores blocks of %d",
+                hashed,
+                self._block_tokens,
+            )
+            return None
+        logger.info("range: kv events medium=%s block_tokens=%d", versions.STORAGE, hashed)
+        return Announcements(config.parallel_config.world_size)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -197,6 +217,15 @@ class RangeConnector(KVConnectorBase_V1):  # type: ignore[misc]
     ) -> tuple[bool, dict[str, Any] | None]:
         self._scheduler.finish(request, block_ids)
         return False, None
+
+    def take_events(self) -> Iterator[Any]:
+        for each in self._scheduler.take_news():
+            if isinstance(each, BlockRun):
+                yield versions.stored_event(
+                    each.hashes, each.parent, self._block_tokens, self._event_kind
+                )
+            else:
+                yield versions.removed_event(each)
 
     def reset_cache(self) -> bool | None:
         return self._scheduler.reset()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 from rangekv.engine import RequestKey
+from rangekv.engine.connector.events import Holdings, Named
 from rangekv.engine.connector.messages import Answered, Loss, RequestStep
 from rangekv.format.errors import RangeError
 
@@ -33,6 +34,7 @@ class Held:
     save_tokens: int
     root: bytes
     block_ids: npt.NDArray[np.int32]
+    hashes: tuple[bytes, ...] = ()  # vLLM's of the full blocks of `tokens`, where it wants events
     save: Save | None = None
     is_declined: bool = False
     announced_token: int = 0  # KV of tokens before it was announced to `save`
@@ -48,6 +50,7 @@ class _Publication:
     root: bytes
     tokens: bytes
     end_token: int
+    hashes: tuple[bytes, ...]
 
     def loss(self) -> Loss | None:
         """Return what did not become visible, once the save has settled."""
@@ -60,12 +63,20 @@ class _Publication:
 class SaveKeeper:
     """Used by the model's thread; publishes a save once the outcome of its last step is known."""
 
-    def __init__(self, engine: Engine, layers: Iterable[int], block_tokens: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        layers: Iterable[int],
+        block_tokens: int,
+        holdings: Holdings | None = None,
+    ) -> None:
+        """`holdings` is told of every save that ends, where there is one."""
         self.prompts = 0  # those that had something to save
         self.clock = 0  # by which all ranks say what they used last
         self._engine = engine
         self._layers = tuple(layers)
         self._block_tokens = block_tokens
+        self._holdings = holdings
         self._held: dict[str, Held] = {}
         self._parked: list[Held] = []  # requests that are gone before their last step is settled
         self._published: list[_Publication] = []  # it is to be reported how they end
@@ -77,7 +88,9 @@ class SaveKeeper:
         block_ids = np.frombuffer(request.block_ids, np.int32)
         if request.tokens is not None:
             self.let_go(request.request_id)
-            held = Held(request.tokens, request.save_tokens, request.root, block_ids)
+            held = Held(
+                request.tokens, request.save_tokens, request.root, block_ids, request.hashes
+            )
             self._held[request.request_id] = held
             self.prompts += request.save_tokens > 0
             return held
@@ -114,7 +127,9 @@ class SaveKeeper:
         for layer_index in self._layers:
             save.layer_ready(layer_index, token_range, block_ids)
         save.extracted(max(0.0, deadline - time.monotonic()))
-        self._finish(_Publication(save, answered.root, answered.tokens, token_range[1]))
+        self._finish(
+            _Publication(save, answered.root, answered.tokens, token_range[1], answered.hashes)
+        )
 
     def announce(self, held: Held, layer_index: int, end_token: int) -> None:
         """Tell the save that one layer of tokens up to `end_token` lies in paged KV."""
@@ -165,11 +180,16 @@ class SaveKeeper:
 
     def _publish(self, held: Held) -> None:
         if held.save is not None:
-            self._finish(_Publication(held.save, held.root, held.tokens, held.announced_token))
+            self._finish(
+                _Publication(held.save, held.root, held.tokens, held.announced_token, held.hashes)
+            )
 
     def _finish(self, publication: _Publication) -> None:
         publication.save.finish()
         self._published.append(publication)
+        if self._holdings is not None:
+            named = Named(publication.root, publication.tokens, publication.hashes)
+            self._holdings.expect(publication.save, named)
 
     def take_losses(self) -> list[Loss]:
         """Return what did not become visible of the saves that have ended, once."""

@@ -37,6 +37,7 @@ class RequestStep:
 
     `tokens` (packed uint32, native order) and `save_tokens` come with the first step of an
     attempt, and `root` names the tenant by its digest; from then on the worker holds them.
+    `hashes` are vLLM's of the full blocks of `tokens`, from the first on, where it wants KV events.
     `block_ids` (packed int32) replace what the worker holds when `tokens` are given and continue it
     otherwise. After the step's forward the KV of
     tokens [0, end_token) is in paged memory; `last` says that no later step of this attempt adds
@@ -51,6 +52,7 @@ class RequestStep:
     save_tokens: int = 0
     root: bytes = NO_SALT
     restore: RestoreBinding | None = None
+    hashes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +61,30 @@ class Answered:
 
     `tokens` (packed uint32) are prompt and answer, `block_ids` (packed int32) theirs from the
     first on. The blocks are free already; nothing overwrites them before this step's forward.
+    `hashes` are as in RequestStep.
     """
 
     request_id: str
     tokens: bytes
     block_ids: bytes
     root: bytes = NO_SALT
+    hashes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BackgroundLoad:
     """A restore beside the steps of others, into blocks that no step reads before it is reported.
 
-    `tokens` (packed uint32) are all of the request's, `block_ids` (packed int32) the destination.
+    `tokens` (packed uint32) are all of the request's, `block_ids` (packed int32) the destination;
+    `root` and `hashes` are as in RequestStep.
     """
 
     request_id: str
     tokens: bytes
     block_ids: bytes
     restore: RestoreBinding
+    root: bytes = NO_SALT
+    hashes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,25 @@ class Loss:
     root: bytes
     tokens: bytes
     start_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRun:
+    """Blocks that follow each other, by vLLM's hashes; `parent` is the one before, if any."""
+
+    parent: bytes | None
+    hashes: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingsChange:
+    """What has changed in one rank's store: first `removed` left it, then `stored` was found in it.
+
+    Both are vLLM's block hashes. No rank names a block as stored twice without a removal between.
+    """
+
+    removed: list[bytes]
+    stored: list[BlockRun]
 
 
 @dataclass(slots=True)
@@ -122,7 +148,8 @@ class StepReport:
     `failed_loads` are background loads, by request, with the blocks that hold no proved KV.
     `computed` is (tokens, seconds) of the step without its loads; each of `loads` is (tokens,
     seconds) that a step waited for its loads, or that one in the background took. `written_bytes`
-    went to disk since the last report.
+    went to disk since the last report. `holdings` is by rank, and `is_saving` says that some rank
+    has saves under way which will change it; both only where vLLM wants KV events.
     """
 
     step: int
@@ -131,6 +158,8 @@ class StepReport:
     computed: tuple[int, float] = (0, 0.0)
     loads: list[tuple[int, float]] = field(default_factory=list)
     written_bytes: int = 0
+    holdings: dict[int, HoldingsChange] = field(default_factory=dict)
+    is_saving: bool = False
 
     def joined(self, other: StepReport) -> StepReport:
         """Return the report of both ranks."""
@@ -144,6 +173,8 @@ class StepReport:
             max(self.computed, other.computed, key=lambda each: each[1]),
             [*self.loads, *other.loads],
             self.written_bytes + other.written_bytes,
+            self.holdings | other.holdings,
+            self.is_saving or other.is_saving,
         )
 
 

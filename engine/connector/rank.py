@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rangekv.engine import Engine, stores
 from rangekv.engine.connector import versions
 from rangekv.engine.connector.endpoint import private_folder, socket_path, sweep
+from rangekv.engine.connector.events import Holdings
 from rangekv.engine.connector.identity import model_namespace
 from rangekv.engine.connector.layout import PagedLayers, paged_layers
 from rangekv.engine.connector.lookup_server import LookupServer
@@ -82,6 +83,9 @@ class Rank:
                 block_tokens,
                 settings.restore_deadline_s,
                 rank,
+                Holdings(self._engine, block_tokens)
+                if versions.wants_kv_events(vllm_config)
+                else None,
             )
             self.meter = RankMeter(self._engine, self.worker)
             self._server = LookupServer(self.endpoint, self.worker.answer, affinity)

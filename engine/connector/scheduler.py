@@ -6,17 +6,20 @@ Follows requests from lookup to finish by vLLM's own numbers; never touches KV, 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from rangekv.engine.connector.admission import Admission
 from rangekv.engine.connector.eligibility import skip_reason
+from rangekv.engine.connector.events import Announcements
 from rangekv.engine.connector.failures import BlockTable, forget_failed
 from rangekv.engine.connector.forecast import Forecast, LoadChoice
 from rangekv.engine.connector.messages import (
     Answered,
     BackgroundLoad,
+    BlockRun,
     Loss,
     RequestStep,
     RestoreBinding,
@@ -33,6 +36,7 @@ logger = logging.getLogger("vllm.rangekv")
 
 RESET_DEADLINE_S = 30.0
 OUTCOME_STEPS_MAX = 100  # empty steps made for an outcome before it is not waited for any more
+NEWS_WAIT_S = 10.0  # how long an idle engine makes empty steps for what ranks have to announce
 
 
 class Blocks(Protocol):
@@ -44,7 +48,14 @@ class Blocks(Protocol):
 class SchedulerSide:
     """Called by vLLM's scheduler thread only."""
 
-    def __init__(self, settings: Settings, block_tokens: int, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        block_tokens: int,
+        ranks: Ranks,
+        announcements: Announcements | None = None,
+    ) -> None:
+        """`announcements` is there where vLLM wants to hear what all ranks hold."""
         self.promises = Promises(ranks, block_tokens, settings.lookup_timeout_ms / 1000)
         self.counts: Counter[str] = Counter()  # what the engines' counters cannot know
         self._settings = settings
@@ -62,6 +73,10 @@ class SchedulerSide:
         self._told_step = 0  # the last one that ranks know to be settled
         self._void_steps: list[int] = []
         self._lost: list[Loss] = []
+        self._announcements = announcements
+        self._ranks_save = False
+        self._reset_step = -1  # the last one planned before a reset
+        self._busy_at = 0.0
 
     def note_request(self, request: Any) -> None:
         """Remember a request that vLLM has accepted."""
@@ -121,8 +136,16 @@ class SchedulerSide:
         if tracked.in_background and blocks is not None:
             begin, end = (at // self._block_tokens for at in (binding.begin_token, end_token))
             block_ids = pack_block_ids(blocks.get_block_ids()[0][begin:end])
-            load = BackgroundLoad(request.request_id, tracked.tokens, block_ids, binding)
-            self._loads.append(load)
+            self._loads.append(
+                BackgroundLoad(
+                    request.request_id,
+                    tracked.tokens,
+                    block_ids,
+                    binding,
+                    tracked.root,
+                    self._hashes(request, tracked.token_count),
+                )
+            )
             self.counts["background_loads"] += 1
             tracked.is_loading = True
         else:
@@ -165,6 +188,8 @@ class SchedulerSide:
                 self._plan_next(plan, request_id, new_ids, computed, end)
         if plan.requests:
             self._saving_step = self._step
+        if plan.scheduled_tokens:
+            self._busy_at = time.monotonic()
         plan.released = self.promises.take_released()
         return plan
 
@@ -177,6 +202,9 @@ class SchedulerSide:
         self._settled_step = max(self._settled_step, report.step)
         self._forecast.note(report.computed, report.loads)
         self._admission.budget.spend(report.written_bytes)
+        self._ranks_save = report.is_saving
+        if self._announcements is not None:
+            self._announcements.note(report.holdings)
         unread: set[int] = set()
         for request_id, block_ids in report.failed_loads.items():
             unread.update(block_ids)
@@ -189,9 +217,23 @@ class SchedulerSide:
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether ranks hold saves back until another step tells them how the last ones went."""
+        """Whether an idle engine is to make one more step.
+
+        Ranks hold saves back until another step tells them how the last ones went, and what became
+        of saves and of a reset is announced with a step.
+        """
         waited = self._step - self._saving_step
-        return self._told_step < self._saving_step and waited < OUTCOME_STEPS_MAX
+        if self._told_step < self._saving_step and waited < OUTCOME_STEPS_MAX:
+            return True
+        has_news = self._ranks_save or self._settled_step <= self._reset_step
+        return has_news and time.monotonic() - self._busy_at < NEWS_WAIT_S
+
+    def take_news(self) -> list[list[bytes] | BlockRun]:
+        """Return, in order and once, blocks that not all ranks hold any more and such that all do.
+
+        Hashes of the former come as a list, the latter as runs.
+        """
+        return [] if self._announcements is None else self._announcements.take()
 
     def note_loaded(self, request_ids: Iterable[str]) -> None:
         """Note that background loads are over on every rank."""
@@ -221,11 +263,14 @@ class SchedulerSide:
                     pack_tokens(request.all_token_ids[:end]),
                     pack_block_ids(block_ids[: end // self._block_tokens]),
                     tracked.root,
+                    self._hashes(request, end),
                 )
             )
 
     def reset(self) -> bool:
         """Let every rank forget all that it stores; False unless all confirm."""
+        if self._announcements is not None:
+            self._reset_step, self._busy_at = self._step, time.monotonic()
         answers = self.promises.ranks.ask("reset", deadline_s=RESET_DEADLINE_S)
         return all(answer is not None for answer in answers)
 
@@ -241,6 +286,16 @@ class SchedulerSide:
 
     def _floor(self, token_count: int) -> int:
         return token_count // self._block_tokens * self._block_tokens
+
+    def _hashes(self, request: Any, token_count: int) -> tuple[bytes, ...]:
+        """Return vLLM's hashes of the full blocks of so many tokens, where it wants KV events.
+
+        An empty salt is a tenant of its own in the store, but to vLLM's hashes it is none: what one
+        of the two loses would seem lost to both.
+        """
+        if self._announcements is None or request.cache_salt == "":
+            return ()
+        return tuple(request.block_hashes[: token_count // self._block_tokens])
 
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)
@@ -274,6 +329,7 @@ class SchedulerSide:
                 save_tokens=tracked.save_tokens,
                 root=tracked.root,
                 restore=binding,
+                hashes=self._hashes(tracked.request, tracked.token_count),
             )
         )
 

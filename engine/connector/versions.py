@@ -10,6 +10,8 @@ from typing import Any
 
 from vllm.version import __version__ as vllm_version
 
+STORAGE = "STORAGE"  # the medium of KV events that vLLM's own file tier names, too
+
 
 def vllm_release() -> str:
     """Return major.minor of the running vLLM."""
@@ -55,6 +57,58 @@ def replica_number(vllm_config: Any) -> int:
     vLLM lets each replica believe that it is alone, but for this number.
     """
     return int(getattr(vllm_config.parallel_config, "data_parallel_index", 0))
+
+
+def wants_kv_events(vllm_config: Any) -> bool:
+    """Say whether somebody is to hear what is stored and removed."""
+    config = vllm_config.kv_events_config
+    return config is not None and bool(config.enable_kv_cache_events)
+
+
+def hash_block_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Return how many tokens a hash of `Request.block_hashes` adds; one group's block before 0.32.
+
+    It is a block of that group, unless context parallelism splits it, which is refused.
+    """
+    found = getattr(kv_cache_config, "hash_block_size", None)
+    return int(found or vllm_config.cache_config.block_size)
+
+
+def stored_event(hashes: list[bytes], parent: bytes | None, block_tokens: int, kind: str) -> Any:
+    """Return vLLM's event for blocks that follow `parent` and have come to lie on disk.
+
+    As OffloadingConnector's, it names no tokens: the event of the same blocks in memory does.
+    """
+    from vllm.distributed.kv_events import BlockStored
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+    return BlockStored(
+        block_hashes=[maybe_convert_block_hash(each) for each in hashes],
+        parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
+        token_ids=[],
+        block_size=block_tokens,
+        lora_id=None,
+        medium=STORAGE,
+        lora_name=None,
+        **_known_fields(BlockStored, group_idx=0, kv_cache_spec_kind=kind, locality="LOCAL"),
+    )
+
+
+def removed_event(hashes: list[bytes]) -> Any:
+    """Return vLLM's event for blocks that do not lie on disk any more."""
+    from vllm.distributed.kv_events import BlockRemoved
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+    return BlockRemoved(
+        block_hashes=[maybe_convert_block_hash(each) for each in hashes],
+        medium=STORAGE,
+        **_known_fields(BlockRemoved, group_idx=0, locality="LOCAL"),
+    )
+
+
+def _known_fields(event: Any, **fields: Any) -> dict[str, Any]:
+    """Return those of `fields` that this vLLM's event has."""
+    return {name: value for name, value in fields.items() if name in event.__struct_fields__}
 
 
 def kv_layout(vllm_config: Any, kv_cache_config: Any) -> str:

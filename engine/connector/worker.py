@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from rangekv.engine import RequestKey
 from rangekv.engine.connector.background import BackgroundLoads
+from rangekv.engine.connector.events import Holdings, Named
 from rangekv.engine.connector.keeper import Held, SaveKeeper
 from rangekv.engine.connector.messages import (
+    Answered,
     BackgroundLoad,
     Loss,
     RequestStep,
@@ -92,7 +94,9 @@ class WorkerSide:
         block_tokens: int,
         restore_deadline_s: float,
         rank: int = 0,
+        holdings: Holdings | None = None,
     ) -> None:
+        """`holdings` is there where vLLM wants to hear what the store holds."""
         self._engine = engine
         self._rank = rank
         self._layer_indices = layer_indices
@@ -100,7 +104,8 @@ class WorkerSide:
         self._restore_deadline_s = restore_deadline_s
         self._lock = threading.Lock()  # protects _tickets
         self._tickets: OrderedDict[int, Ticket] = OrderedDict()
-        self.keeper = SaveKeeper(engine, layer_indices.values(), block_tokens)
+        self._holdings = holdings
+        self.keeper = SaveKeeper(engine, layer_indices.values(), block_tokens, holdings)
         self._background = BackgroundLoads()
         self._step = _Step()
         self.restore_s = 0.0  # from the start of restores to their end
@@ -166,6 +171,7 @@ class WorkerSide:
             self.keeper.let_go(request_id)
         deadline = time.monotonic() + EXTRACTION_DEADLINE_S
         for answered in plan.answered:
+            self._look_for(answered)
             self.keeper.save_answer(answered, deadline)
 
     def begin_step(self, plan: StepPlan) -> None:
@@ -180,12 +186,19 @@ class WorkerSide:
             held = self.keeper.hold(request)
             if held is None:
                 continue
+            self._look_for(request)
             if request.restore is not None:
                 self._step.bindings.append((held, request.restore))
             if self.keeper.open(request.request_id, held):
                 self._step.saves.append((held, request))
         for load in plan.loads:
+            self._look_for(load)
             self._load_in_background(load)
+
+    def _look_for(self, part: RequestStep | Answered | BackgroundLoad) -> None:
+        """Have it found out with the next report what the store holds of a request."""
+        if self._holdings is not None and part.hashes and part.tokens is not None:
+            self._holdings.look_for(Named(part.root, part.tokens, part.hashes))
 
     def _load_in_background(self, load: BackgroundLoad) -> None:
         binding, block_ids = load.restore, np.frombuffer(load.block_ids, np.int32)
@@ -269,13 +282,17 @@ class WorkerSide:
         """Return what the scheduler side must know after this step."""
         step = self._step
         bad = [Loss(*each) for each in self._engine.take_bad()]
-        return StepReport(
+        report = StepReport(
             step.number,
             bad + self.keeper.take_losses(),
             step.failed_loads,
             step.computed,
             step.loads,
         )
+        if self._holdings is not None:
+            report.holdings[self._rank] = self._holdings.take_change()
+            report.is_saving = self._holdings.is_saving
+        return report
 
     def take_loaded(self) -> set[str]:
         """Return the requests whose background load is over, failed ones included, once.

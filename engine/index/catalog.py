@@ -17,6 +17,7 @@ from rangekv.engine.index.leases import LeaseTable
 from rangekv.engine.index.ledger import Ledger
 from rangekv.engine.index.reservation import Reservation, ReservationState
 from rangekv.engine.index.roots import RootTable
+from rangekv.engine.index.watch import Watch
 from rangekv.engine.stats import Counters
 from rangekv.format.errors import ensure
 from rangekv.format.geometry import ALIGNMENT, Geometry
@@ -35,6 +36,7 @@ class Catalog:
         self.extents = ExtentTable(geometry, self.ledger)
         self.leases = LeaseTable(self.extents, counters)
         self.roots = RootTable()
+        self.watch = Watch()
         self.record_id_next = 0
         self.access_clock = 0
         self.record_count = 0
@@ -415,6 +417,7 @@ class Catalog:
             self.record_count -= 1
             self.token_count -= record.token_count
             self.ledger.gone(record, for_good=False)
+            self.watch.gone(record.record_id)
         record.state = RecordState.RETIRED
         self._reservation_of.pop(record, None)
         residents = self.residents.get(record.extent)

@@ -30,6 +30,10 @@ class RootTable:
     def digest(self, number: int) -> bytes:
         return self._digests[number]
 
+    def known(self, digest: bytes) -> int | None:
+        """Return the number of a digest that has one."""
+        return self._numbers.get(digest)
+
     def number(self, digest: bytes, in_use: Collection[int]) -> int:
         """Return the number of a digest, a new one if need be.
 

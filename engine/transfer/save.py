@@ -129,3 +129,11 @@ class Save:
     def settled(self) -> bool:
         """Whether no write of this save can still land."""
         return self.reservation.settled
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is settled, and visible or never to be.
+
+        A settled save that continues another one waits for that to become visible.
+        """
+        return self.settled and self.reservation.state is not ReservationState.PROVED

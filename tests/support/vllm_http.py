@@ -83,6 +83,13 @@ class Server:
             )
         return found
 
+    def reset(self) -> None:
+        """Empty vLLM's prefix cache and the connector's; needs VLLM_SERVER_DEV_MODE=1."""
+        address = f"{self._address}/reset_prefix_cache?reset_external=true"
+        request = urllib.request.Request(address, method="POST")
+        with urllib.request.urlopen(request, timeout=120) as response:
+            assert json.load(response)["success"]
+
     def terminate(self) -> int:
         """End the server as an operator does and return its exit status."""
         self.process.send_signal(signal.SIGTERM)
