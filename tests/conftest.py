@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -26,6 +27,14 @@ def figure(pytestconfig: pytest.Config) -> Callable[[str, str], None]:
         pytestconfig.stash.setdefault(FIGURES, {})[what] = how_much
 
     return note
+
+
+@pytest.fixture(autouse=True)
+def banks_are_let_go() -> Iterator[None]:
+    """Keep a run of all tests within some GiB of memory."""
+    yield
+    if "support.rig" in sys.modules:
+        sys.modules["support.rig"].forget_all()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -17,6 +17,7 @@ from rangekv.format.namespace import Namespace
 MIB = 1 << 20
 POISON = 0xDB
 NAMESPACE = Namespace({"model": "test-model", "revision": "r1"})
+RIGS: list[Rig] = []  # of the running test; see `forget_all`
 SMALL = ModelGeometry(layer_count=4, token_bytes=1024, block_tokens=16)
 MLA = ModelGeometry(layer_count=3, token_bytes=1152, block_tokens=16)  # blocks of 4.5 pieces
 
@@ -30,6 +31,17 @@ def block_of(model: ModelGeometry, layer: int, prefix: np.ndarray) -> np.ndarray
     seed = xxhash.xxh3_64_intdigest(prefix.tobytes(), seed=layer)
     words = np.arange(model.block_bytes // 8, dtype=np.uint64)
     return (words * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)).view(np.uint8)
+
+
+def forget_all() -> None:
+    """Let go of the banks of engines that a test has left open, as one does that plays a death.
+
+    Their threads keep the engines alive, 300 MiB each. Whoever still fills a bank has it in hand.
+    """
+    for rig in RIGS:
+        for bank in (*rig.engine._read_banks.banks, *rig.engine._save_banks.banks):
+            bank.memory = bank.memory[:0].copy()
+    RIGS.clear()
 
 
 class Rig:
@@ -60,6 +72,7 @@ class Rig:
         for layer in self.layers:
             layer[:] = POISON
         self.engine.attach(self.layers)
+        RIGS.append(self)
         self.free = list(np.random.default_rng(7).permutation(block_count))
         self.attempt = 0
 
