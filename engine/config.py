@@ -10,6 +10,7 @@ MIB = 1 << 20
 VERIFY_POLICIES = ("always", "first-touch", "off")
 PLACEMENTS = ("auto", "direct", "banks")
 RECOVERIES = ("journal", "discard")
+PAYLOADS = ("posix", "compat", "gds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class EngineConfig:
     `placement` says how restored bytes reach paged KV: `banks` copies them out of banks, `direct`
     reads them straight into their blocks and refuses paged KV that does not allow it, `auto` does
     the latter where it is possible and blocks are large enough for it to pay.
+    `payload` says which way bytes take between the pack and memory: `posix` is the kernel's own
+    direct I/O, `compat` the same calls made by KvikIO, `gds` cuFile past the host, or no start.
     `recovery` says what a killed session leaves: with `journal` what was published up to the last
     commit, one at most every `commit_interval_s` seconds, with `discard` nothing.
     `join_pieces` False makes every announced piece a record of its own; it exists for tests.
@@ -37,6 +40,7 @@ class EngineConfig:
     close_deadline_s: float = 3.0
     lock_wait_s: float = 15.0
     placement: str = "auto"
+    payload: str = "posix"
     recovery: str = "journal"
     commit_interval_s: float = 5.0
     join_pieces: bool = True
@@ -55,6 +59,11 @@ class EngineConfig:
             raise UsageError(
                 "bad-setting",
                 f"placement is {self.placement!r}, expected one of {', '.join(PLACEMENTS)}",
+            )
+        if self.payload not in PAYLOADS:
+            raise UsageError(
+                "bad-setting",
+                f"payload is {self.payload!r}, expected one of {', '.join(PAYLOADS)}",
             )
         if self.recovery not in RECOVERIES:
             raise UsageError(

@@ -28,8 +28,9 @@ from rangekv.engine.index.tickets import (
     pack_block_ids,
     pack_tokens,
 )
+from rangekv.engine.payload.kvikio import KvikioPayload
+from rangekv.engine.payload.path import open_payload
 from rangekv.engine.payload.pool import WorkerPool
-from rangekv.engine.payload.posix import PosixPayload
 from rangekv.engine.stats import Counters, Stats, flatten
 from rangekv.engine.store import UNRETURNED, UNRETURNED_COMMIT, CloseResult, OpenResult, Store
 from rangekv.engine.transfer.banks import BankSet
@@ -94,11 +95,19 @@ class Engine:
             image.load(self._catalog, store.tables)
         self._read_banks = BankSet(config.read_banks, self._bank_bytes("read_bank"))
         self._save_banks = BankSet(config.save_banks, self._bank_bytes("save_bank"))
+        self._payload = open_payload(
+            config.payload,
+            store.files,
+            store.pack_fd,
+            store_path=store.path,
+            direct=store.io_path == "posix-direct",
+            threads=config.read_workers,
+            device_memory=False,
+        )
         # Last of what can be refused: threads cannot be taken back.
         affinity = config.affinity or frozenset(os.sched_getaffinity(0))
         self._pool = pool_type(self._events, config.read_workers, affinity)
         self._device = CpuDevice(self.geometry.layer_count, self.geometry.block_bytes)
-        self._payload = PosixPayload(store.files, store.pack_fd)
         self._restores = RestoreCoordinator(
             geometry=self.geometry,
             events=self._events,
@@ -554,7 +563,7 @@ class Engine:
                 leases_open=len(self._catalog.leases.open),
                 journal_commits=0 if journal is None else journal.commit,
                 journal_bytes=0 if journal is None else journal.length,
-                path=self.store.io_path,
+                path=self._path,
                 state=self.open_result.state,
                 reason=self.open_result.reason,
             )
@@ -594,6 +603,7 @@ class Engine:
         self._events.close()
         if drained and not stopped:
             log.warning("a payload read had not returned at close; its bank is abandoned")
+        self._pool.when_stopped(self._close_payload)
         with self._events.lock:
             log.info("closed %s", self.stats().line())
             self._close_result = self._close_store(begin, drained, ended, deadline)
@@ -603,6 +613,18 @@ class Engine:
                     banks.let_go()
         return self._close_result
 
+    @property
+    def _path(self) -> str:
+        """What the bytes are known to have taken; a setting's name is no evidence."""
+        if isinstance(self._payload, KvikioPayload):
+            return self._payload.path
+        return self.store.io_path
+
+    def _close_payload(self) -> None:
+        """Close what KvikIO has open of the pack: before the lock goes, and after the last job."""
+        if isinstance(self._payload, KvikioPayload):
+            self._payload.close()
+
     def _close_store(
         self, begin: float, drained: bool, ended: bool, deadline_s: float
     ) -> CloseResult:
@@ -610,7 +632,7 @@ class Engine:
         if drained and ended and fault is None:
             return self._publish(begin, deadline_s)
         # A write may still land: until it has, the descriptors and the lock are not given up.
-        self._pool.when_stopped(lambda: self._commits.when_ended(self.store.abandon))
+        self._pool.when_stopped(self._abandon)
         if not drained:
             return UNRETURNED
         if not ended:
@@ -618,6 +640,10 @@ class Engine:
         return CloseResult(
             "dirty", ExitCode.CHECK_FAILED, f"the engine failed ({fault!r}); the store stays dirty"
         )
+
+    def _abandon(self) -> None:
+        self._close_payload()
+        self._commits.when_ended(self.store.abandon)
 
     def _publish(self, close_begin: float, deadline_s: float) -> CloseResult:
         """Write the index (C2 to C6); say how long it took, and what to raise where that is long.

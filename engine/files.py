@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import mmap
 import os
 import struct
 import time
@@ -30,6 +31,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.preadv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
 _libc.preadv.restype = ctypes.c_ssize_t
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 AT_FDCWD = -100
 AT_SYMLINK_NOFOLLOW = 0x100
@@ -153,6 +159,21 @@ class Files:
         if not mask & STATX_DIOALIGN or not memory or not offset:
             return 4096, 4096
         return memory, offset
+
+    def resident_bytes(self, fd: int, offset: int, length: int) -> int:
+        """Return how many bytes of whole pages in that range of a file the page cache holds.
+
+        `offset` is a multiple of the page size. The kernel tells the owner of the file only.
+        """
+        address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, offset)
+        if address == _MAP_FAILED:
+            _check(-1)
+        try:
+            told = ctypes.create_string_buffer(-(-length // mmap.PAGESIZE))
+            _check(_libc.mincore(address, length, told))
+        finally:
+            _libc.munmap(address, length)
+        return sum(byte & 1 for byte in told.raw) * mmap.PAGESIZE
 
     def pwritev(self, fd: int, buffers: Segments, offset: int) -> int:
         """Write `buffers` with one system call; returns the bytes written, which may be fewer."""

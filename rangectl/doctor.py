@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 from rangekv.engine.faults import translated
+from rangekv.engine.files import OS_FILES
 from rangekv.engine.inspection import read_store
+from rangekv.engine.payload import requirements
 from rangekv.engine.stores import find_stores
 from rangekv.format.errors import ExitCode, RangeError, UsageError
 
@@ -22,6 +23,7 @@ from rangectl.disk_probe import disk_findings
 from rangectl.finding import Finding, judged
 from rangectl.machine import available_memory, huge_pages
 from rangectl.output import Output, counted, human_bytes, printable
+from rangectl.scratch import scratch_directory
 from rangectl.verb import Verb, json_option, path_argument
 
 # The read and save banks of an engine with default settings, and as much again for its index.
@@ -46,7 +48,9 @@ def command(*, path: str, as_json: bool) -> int:
         raise UsageError("not-a-directory", f"found {found}, expected a directory", path=path)
     folder = Path(os.path.realpath(path))
     with translated(path, "try out the directory"):
-        findings = [*disk_findings(folder), *_machine(), *_gpu(), _stores(path)]
+        findings = [*disk_findings(folder), *_machine()]
+        direct = all(one.verdict != "fail" for one in findings if one.name == "direct I/O")
+        findings += [*_payload(folder, direct), _stores(path)]
     failed = any(one.verdict == "fail" for one in findings)
     fields = {"path": path, "findings": [asdict(one) for one in findings]}
     Output("doctor", as_json=as_json).result(not failed, fields, _as_text(findings))
@@ -74,17 +78,36 @@ def _machine() -> Iterator[Finding]:
     yield judged("huge pages", setting, warn=slow if setting not in ("always", "madvise") else None)
 
 
-def _gpu() -> Iterator[Finding]:
-    """What direct reads into GPU memory would need; Range does not use it yet."""
-    module = any(map(os.path.exists, ("/proc/driver/nvidia-fs", "/sys/module/nvidia_fs")))
+def _payload(folder: Path, direct: bool) -> Iterator[Finding]:
+    """Which ways payload could take here, and the proof for the one past the host."""
     there = {
-        "GPU": os.path.exists("/dev/nvidia0"),
-        "nvidia-fs": module,
-        "/run/udev": os.path.isdir("/run/udev"),
-        "kvikio": find_spec("kvikio") is not None,
+        "GPU": requirements.has_gpu(OS_FILES),
+        "driver": requirements.has_driver(),
+        "nvidia-fs": requirements.has_nvidia_fs(OS_FILES),
+        "/run/udev": requirements.has_udev(OS_FILES),
+        "kvikio": requirements.importable("kvikio"),
     }
     told = ", ".join(f"{name} {'there' if found else 'missing'}" for name, found in there.items())
     yield Finding("GPU direct", "fact", told)
+    for mode in ("compat", "gds"):
+        lacking = requirements.missing(mode, direct=direct)
+        if lacking:
+            found = f"refused; missing: {', '.join(lacking)}"
+        elif mode == "gds":
+            found = _proof(folder)
+        else:
+            found = "nothing is missing"
+        yield Finding(f"payload {mode}", "fact", found)
+
+
+def _proof(folder: Path) -> str:
+    from rangekv.engine.payload.gds_probe import PROBE_BYTES, probe
+
+    with scratch_directory(folder, "doctor") as place:
+        trial = place / "gds"
+        trial.write_bytes(os.urandom(PROBE_BYTES))
+        told = probe(str(trial))
+    return f"{'proved' if told.proved else 'refused, unproved'}: {told.detail}"
 
 
 def _stores(path: str) -> Finding:
@@ -102,8 +125,8 @@ def _stores(path: str) -> Finding:
 
 def _as_text(findings: Sequence[Finding]) -> Iterator[str]:
     for one in findings:
-        yield f"{one.verdict:<4}  {one.name:<13}  {printable(one.found)}"
+        yield f"{one.verdict:<4}  {one.name:<14}  {printable(one.found)}"
         if one.advice is not None:
-            yield f"{'':21}→ {one.advice}"
+            yield f"{'':22}→ {one.advice}"
     counts = {word: sum(one.verdict == word for one in findings) for word in ("ok", "warn", "fail")}
     yield ", ".join(f"{count} {word}" for word, count in counts.items())

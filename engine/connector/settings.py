@@ -50,6 +50,7 @@ class Settings:
     close_deadline_s: float = 3
     lock_wait_s: float = 15
     placement: str = "auto"
+    payload: str = "posix"
     load_mode: str = "auto"
     recovery: str = "journal"
     commit_interval_s: float = 5
@@ -92,6 +93,7 @@ class Settings:
             close_deadline_s=self.close_deadline_s,
             lock_wait_s=self.lock_wait_s,
             placement=self.placement,
+            payload=self.payload,
             recovery=self.recovery,
             commit_interval_s=self.commit_interval_s,
             rank=rank,
@@ -183,6 +185,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "close_deadline_s": _time,
     "lock_wait_s": _time,
     "placement": _one_of("auto", "direct", "banks"),
+    "payload": _one_of("posix", "compat", "gds"),
     "load_mode": _one_of("auto", "layerwise", "async"),
     "recovery": _one_of("journal", "discard"),
     "commit_interval_s": _time,

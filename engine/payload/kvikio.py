@@ -10,12 +10,15 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from rangekv.engine.devices.cpu import Bytes
 from rangekv.engine.files import OS_FILES, Files
+from rangekv.engine.payload.cufile_stats import CufileStats
+from rangekv.engine.payload.evidence import Witness
 from rangekv.format.errors import EnvironmentFault, TransferError, UsageError, ensure
 
 INSTALL = "pip install 'rangekv[gds-cu13]', or rangekv[gds-cu12] for a driver of CUDA 12"
@@ -228,11 +231,19 @@ class KvikioPayload:
         self.direct = bool(self._file._handle.is_direct_io_supported())
         try:
             self.read(0, [np.empty(PROBE_BYTES, dtype=np.uint8)])
+            cufile = _cufile_stats(self.library) if mode == "gds" else None
         except BaseException as error:
             self.close()
             if isinstance(error, TransferError):
                 raise _no_io(mode, error) from error
             raise
+        self.witness = Witness(self.library, files, pack_fd, cufile)
+        self._begin = self.witness.snapshot()
+
+    @property
+    def path(self) -> str:
+        """What the bytes moved so far prove: see Evidence.path."""
+        return self.witness.since(self._begin).path
 
     def read(self, offset: int, buffers: Sequence[Bytes | DeviceBytes]) -> int:
         """Fill `buffers` from byte `offset`; return the number of operations, one a buffer."""
@@ -296,6 +307,16 @@ def _open_locked(library: Any, files: Files, pack_fd: int, mode: str) -> Any:
             "mounted here?",
         )
     return file
+
+
+def _cufile_stats(library: Any) -> CufileStats | None:
+    """Return the counts of the cuFile that KvikIO has loaded and, by opening a file, started."""
+    try:
+        cufile = ctypes.CDLL("libcufile.so.0")
+    except OSError:
+        return None
+    driver = import_module(f"{library.__name__}.cufile_driver")
+    return CufileStats.start(cufile, driver.libcufile_version())
 
 
 def _no_io(mode: str, error: TransferError) -> EnvironmentFault:

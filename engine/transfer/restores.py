@@ -15,8 +15,8 @@ from rangekv.engine.devices.fence import FenceState
 from rangekv.engine.events import EventQueue
 from rangekv.engine.index.directory import Record
 from rangekv.engine.index.tickets import Ticket
+from rangekv.engine.payload.io import PayloadIO
 from rangekv.engine.payload.pool import Priority, WorkerPool
-from rangekv.engine.payload.posix import PosixPayload
 from rangekv.engine.stats import Counters
 from rangekv.engine.transfer.banks import Bank, BankSet, BankState, Evidence
 from rangekv.engine.transfer.restore import Restore, RestoreState
@@ -37,7 +37,7 @@ class RestoreCoordinator:
         geometry: Geometry,
         events: EventQueue,
         pool: WorkerPool,
-        payload: PosixPayload,
+        payload: PayloadIO,
         device: CpuDevice,
         banks: BankSet,
         counters: Counters,

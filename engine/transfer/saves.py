@@ -18,8 +18,8 @@ from rangekv.engine.events import EventQueue
 from rangekv.engine.index.catalog import Catalog
 from rangekv.engine.index.reservation import Reservation, ReservationState
 from rangekv.engine.index.tickets import RequestKey
+from rangekv.engine.payload.io import PayloadIO
 from rangekv.engine.payload.pool import Priority, WorkerPool
-from rangekv.engine.payload.posix import PosixPayload
 from rangekv.engine.stats import Counters
 from rangekv.engine.transfer.banks import Bank, BankSet, BankState, Evidence
 from rangekv.engine.transfer.gather import Gathered, Write, fill_bank, join_writes
@@ -38,7 +38,7 @@ class SaveCoordinator:
         geometry: Geometry,
         events: EventQueue,
         pool: WorkerPool,
-        payload: PosixPayload,
+        payload: PayloadIO,
         device: CpuDevice,
         banks: BankSet,
         catalog: Catalog,

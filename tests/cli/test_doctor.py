@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from rangekv.engine.files import Files
+from rangekv.engine.payload import gds_probe, requirements
+from rangekv.engine.payload.gds_probe import GdsProbe
 
 from rangectl import disk_probe, doctor
 
@@ -27,6 +29,8 @@ NAMES = [
     "memory",
     "huge pages",
     "GPU direct",
+    "payload compat",
+    "payload gds",
     "stores",
 ]
 
@@ -107,6 +111,36 @@ def test_what_a_poor_file_system_lacks_is_said(rangectl, monkeypatch, tmp_path: 
     )
     assert "Range aligns to 4096" in finding(shown, "direct I/O")["advice"]
     assert "no inode generation" in finding(shown, "identity")["found"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_payload_lacks_is_named(rangectl, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(requirements, "importable", lambda name: True)
+    monkeypatch.setattr(requirements, "has_driver", lambda: False)
+    monkeypatch.setattr(requirements, "has_gpu", lambda files: True)
+    monkeypatch.setattr(requirements, "has_udev", lambda files: False)
+    shown = rangectl("doctor", tmp_path, "--json")
+    assert "GPU there, driver missing" in finding(shown, "GPU direct")["found"]
+    assert "/run/udev missing, kvikio there" in finding(shown, "GPU direct")["found"]
+    compat, gds = (finding(shown, f"payload {mode}") for mode in ("compat", "gds"))
+    assert compat["found"].startswith("refused; missing: libcuda.so.1 (")
+    assert "/run/udev" not in compat["found"]
+    assert re.match(r"refused; missing: libcuda.so.1 \(.*/run/udev", gds["found"])
+    assert (compat["verdict"], gds["verdict"]) == ("fact", "fact")
+
+
+@pytest.mark.parametrize("proved", [True, False])
+def test_gds_is_told_by_the_probe_alone(rangectl, monkeypatch, tmp_path: Path, proved) -> None:
+    def probe(path: str) -> GdsProbe:
+        assert Path(path).stat().st_size == gds_probe.PROBE_BYTES
+        return GdsProbe(proved, "path=x")
+
+    monkeypatch.setattr(requirements, "missing", lambda mode, direct: [])
+    monkeypatch.setattr(gds_probe, "probe", probe)
+    shown = rangectl("doctor", tmp_path, "--json")
+    assert finding(shown, "payload compat")["found"] == "nothing is missing"
+    word = "proved" if proved else "refused, unproved"
+    assert finding(shown, "payload gds")["found"] == f"{word}: path=x"
     assert os.listdir(tmp_path) == []
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.required import required
 
-REQUIRED = "kvikio" in os.environ.get("RANGE_REQUIRE", "").split(",")
 TESTS = Path(__file__).parents[1]
 SOURCE = TESTS / "support" / "fake_libcuda.c"
 
@@ -20,7 +20,7 @@ SOURCE = TESTS / "support" / "fake_libcuda.c"
 @pytest.fixture(scope="session")
 def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fake libcuda.so.1, compiled once a session."""
-    if not REQUIRED:
+    if not required("kvikio"):
         if importlib.util.find_spec("kvikio") is None:
             pytest.skip("kvikio is not installed")
         if shutil.which("gcc") is None:

@@ -16,6 +16,9 @@ HAZARDS = [
     "forked_before",
     "settings",
     "the_locked_file",
+    "evidence",
+    "probe_answer",
+    "engine",
 ]
 
 

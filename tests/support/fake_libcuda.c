@@ -70,6 +70,14 @@ int cuMemcpyBatchAsync(Address *to, Address *from, size_t *size, size_t n) {
   for (size_t i = 0; i < n; i++) copy(to[i], from[i], size[i]);
   return OK;
 }
+int cuMemAlloc_v2(Address *p, size_t size) {
+  void *host;
+  *p = (Address)(uintptr_t)fake_device_alloc(size, &host);
+  return *p ? OK : 2;
+}
+int cuMemcpyDtoH_v2(void *to, Address from, size_t size) {
+  return copy((Address)(uintptr_t)to, from, size);
+}
 /* 1 context, 2 memory type (1 host, 2 device), 3 device pointer, 9 device ordinal */
 int cuPointerGetAttribute(void *data, int attribute, Address p) {
   if (!view(p)) return INVALID_VALUE;
@@ -102,6 +110,7 @@ int cuCtxCreate_v4(void **c, void *p, unsigned flags, int device) { *c = (void *
 int cuCtxDestroy_v2(void *c) { return OK; }
 int cuCtxPushCurrent_v2(void *c) { return OK; }
 int cuCtxPopCurrent_v2(void **c) { if (c) *c = (void *)1; return OK; }
+int cuCtxSetCurrent(void *c) { return OK; }
 int cuCtxGetCurrent(void **c) { *c = (void *)1; return OK; }
 int cuCtxGetDevice(int *device) { *device = 0; return OK; }
 int cuDevicePrimaryCtxRetain(void **c, int device) { *c = (void *)1; return OK; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import gc
 import os
 import resource
@@ -14,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rangekv.engine import EngineConfig
 from rangekv.engine.devices.cpu import bank_memory
 from rangekv.engine.files import OS_FILES
+from rangekv.engine.payload import gds_probe
 from rangekv.engine.payload.kvikio import KvikioPayload, Operation, load, start
 from rangekv.engine.payload.posix import PosixPayload
 from rangekv.format.errors import EnvironmentFault, InvariantError, RangeError, TransferError
+
+from support.rig import Rig, tokens_of
 
 MIB = 1 << 20
 FILE_BYTES = 8 * MIB
@@ -262,6 +267,63 @@ def settings(folder: Path, driver: ctypes.CDLL) -> None:
     assert {name: get(name) for name in expected} == expected
     for mode, threads in (("gds", 3), ("compat", 4)):
         assert raised(lambda m=mode, t=threads: start(m, t)).code == "payload-differs"
+
+
+def evidence(folder: Path, driver: ctypes.CDLL) -> None:
+    """What is told of a phase is what moved in it, and leaves no page in the cache."""
+    payload = opened(new_file(folder))
+    assert payload.path == "unproved", "the read at the start counted as evidence"
+    payload.library.drop_file_page_cache(folder / "pack")
+    begin = payload.witness.snapshot(watch=(0, FILE_BYTES))
+    payload.read(0, [bank_memory(MIB)])
+    seen = payload.witness.since(begin)
+    assert (seen.path, seen.host_bytes, seen.cufile_bytes) == ("cufile-compat", MIB, 0)
+    assert (seen.calls, seen.resident_bytes) == (None, 0)
+    payload.read(MIB, [Device(driver, MIB)])
+    assert payload.witness.since(begin).host_bytes == 2 * MIB
+    begin = payload.witness.snapshot(watch=(0, FILE_BYTES))
+    assert payload.witness.since(begin).path == "unproved"
+    (folder / "pack").read_bytes()
+    assert payload.witness.since(begin).resident_bytes == FILE_BYTES
+    assert payload.path == "cufile-compat"
+
+
+def probe_answer(folder: Path, driver: ctypes.CDLL) -> None:
+    """The probe's own steps, all but cuFile: here the bytes pass the host, and it says so."""
+    os.close(new_file(folder))
+    told = gds_probe.answer(str(folder / "pack"), mode="compat")
+    assert not told.proved
+    assert told.detail.startswith(f"path=cufile-compat host_bytes={gds_probe.PROBE_BYTES} ")
+
+
+def engine(folder: Path, driver: ctypes.CDLL) -> None:
+    """A whole engine on KvikIO; what it has saved is served by the posix path too."""
+    for placement in ("banks", "direct"):
+        place = folder / placement
+        place.mkdir(0o700)
+        config = EngineConfig(
+            read_workers=4, lock_wait_s=0.5, placement=placement, payload="compat"
+        )
+        rig = Rig(place, config=config)
+        assert rig.engine.stats().path == "unproved"
+        tokens = [tokens_of(seed, 2048) for seed in range(3)]
+        for index, one in enumerate(tokens):
+            assert rig.save(one, piece=(None, 512, 32)[index])
+        assert rig.engine.stats().path == "cufile-compat"
+        rig = rig.reopen()
+        for one in tokens:
+            assert rig.restore(one) == len(one)
+        stats = rig.engine.stats()
+        assert stats.path == "cufile-compat"
+        assert bool(stats.counters["direct_spans"]) == (placement == "direct")
+        rig.config = dataclasses.replace(config, payload="posix")
+        rig = rig.reopen()
+        for one in tokens:
+            assert rig.restore(one) == len(one)
+        assert rig.engine.stats().path == "posix-direct"
+        assert rig.engine.close(30).state == "clean"
+        names = map(os.path.realpath, Path("/proc/self/fd").iterdir())
+        assert not any(name.endswith("range.pack") for name in names), "the pack is left open"
 
 
 def the_locked_file(folder: Path, driver: ctypes.CDLL) -> None:
