@@ -96,7 +96,12 @@ ABORTED: list[dict[str, Any]] = [
     {"prompts": SCORED["prompts"]},
 ]
 ABORTED_BLOCKS = 1 + -(-len(BUSY) // BLOCK_TOKENS) + 10
-ALL_BATCHES = [[LONG], [BRANCH], BATCH, DAMAGED_BATCH, CHUNKED_BATCH, [CHUNKED_MORE], [SALTED]]
+INTERRUPTED = some_tokens(1100)  # aborted after its first chunk
+CHUNK = 512
+ALL_BATCHES = [
+    *([LONG], [BRANCH], BATCH, DAMAGED_BATCH, CHUNKED_BATCH, [CHUNKED_MORE], [SALTED]),
+    [INTERRUPTED],
+]
 
 
 @dataclass(frozen=True)
@@ -168,12 +173,17 @@ def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
     killed = run_vllm(
         folder / "killed",
         model,
-        [{"prompts": [BRANCH]}, {"prompts": CHUNKED_BATCH}, {"prompts": [CHUNKED_MORE]}],
+        [
+            *({"prompts": batch} for batch in ([BRANCH], CHUNKED_BATCH, [CHUNKED_MORE])),
+            {"prompts": [INTERRUPTED], "abort": [0], "after": 1},
+            {"prompts": [BRANCH]},  # the worker hears of the abort with the step of another
+            {"prompts": [INTERRUPTED]},
+        ],
         connector=connector | {"recovery": "discard"},
         killed_by=FRESH,
         environment=IN_PROCESS,
         enable_prefix_caching=False,
-        max_num_batched_tokens=512,
+        max_num_batched_tokens=CHUNK,
     )
     after_killed = report()
     last = run_vllm(
@@ -342,7 +352,7 @@ def test_recomputed_prompt_is_stored_right(lives: Lives) -> None:
 
 
 def test_chunked_prefill_without_prefix_cache(lives: Lives) -> None:
-    outputs = [output for batch in lives.killed.batches for output in batch]
+    outputs = [output for batch in lives.killed.batches[:3] for output in batch]
     prompts = [BRANCH, *CHUNKED_BATCH, CHUNKED_MORE]
     assert [output.cached for output in outputs] == [
         floor(1000),
@@ -352,6 +362,13 @@ def test_chunked_prefill_without_prefix_cache(lives: Lives) -> None:
         floor(len(CHUNKED)),
     ]
     assert_as_plain(lives, prompts, outputs)
+
+
+def test_request_aborted_while_it_is_saved_leaves_its_first_chunk(lives: Lives) -> None:
+    aborted, _, (again,) = lives.killed.batches[3:]
+    assert not aborted
+    assert again.cached == CHUNK
+    assert_as_plain(lives, [INTERRUPTED], [again])
 
 
 def test_killed_process_leaves_a_cold_store_and_right_output(lives: Lives) -> None:
