@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import tempfile
+import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +15,6 @@ import msgpack
 
 NEWS_S = 120
 NUDGE_S = 15  # longer than an idle engine steps on for its saves
-ANSWER_MS = 30_000
 POLL_S = 0.2
 
 Event = dict[str, Any]  # the fields that differ from their defaults; `type` names its class
@@ -25,16 +26,22 @@ class Listener:
     It asks the publisher's memory, so that it is never too late: use it while the process lives.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         import zmq  # vLLM brings it
 
-        self._replay_endpoint = f"ipc://{folder}/replay"
-        self._endpoint = f"ipc://{folder}/events"
+        # Not pytest's folder: the name of a socket has 107 characters at most.
+        self._folder = tempfile.TemporaryDirectory(prefix="range-")
+        self.config = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"ipc://{self._folder.name}/events",
+            "replay_endpoint": f"ipc://{self._folder.name}/replay",
+        }
         self.events: list[Event] = []
         self._batches = 0
         self._context = zmq.Context()
         self._replay = self._context.socket(zmq.DEALER)
-        self._replay.connect(self._replay_endpoint)
+        self._replay.connect(self.config["replay_endpoint"])
 
     def __enter__(self) -> Listener:
         return self
@@ -46,24 +53,36 @@ class Listener:
         trace: TracebackType | None,
     ) -> None:
         self._context.destroy(linger=0)
+        self._folder.cleanup()
 
     @property
     def arguments(self) -> tuple[str, str]:
         """What a server's command line needs."""
-        config = {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": self._endpoint,
-            "replay_endpoint": self._replay_endpoint,
-        }
-        return "--kv-events-config", json.dumps(config)
+        return "--kv-events-config", json.dumps(self.config)
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Take the events of a process that ends by itself; its very last ones may be missed."""
+        over = threading.Event()
+
+        def follow() -> None:
+            while not over.wait(POLL_S):
+                self._catch_up(lambda: not over.is_set())
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def wait_for(self, what: Callable[[], bool], nudge: Callable[[], object]) -> None:
         """Return once `what` holds; `nudge` makes the engine step, should it have become idle."""
         nudged = time.monotonic()
         deadline = nudged + NEWS_S
         while True:
-            self._catch_up()
+            self._catch_up(lambda: time.monotonic() < deadline)
             if what():
                 return
             now = time.monotonic()
@@ -89,11 +108,13 @@ class Listener:
                 held.difference_update(each["block_hashes"])
         return held
 
-    def _catch_up(self) -> None:
-        """Ask for all batches since the last one that is known."""
+    def _catch_up(self, goes_on: Callable[[], bool]) -> None:
+        """Ask for all batches since the last one that is known; wait for them while it goes on."""
         self._replay.send_multipart([b"", self._batches.to_bytes(8, "big")])
         while True:
-            assert self._replay.poll(ANSWER_MS), "the publisher does not answer"
+            while not self._replay.poll(POLL_S * 1000):
+                if not goes_on():
+                    return
             *_, sequence, batch = self._replay.recv_multipart()
             if not batch:
                 return
@@ -101,3 +122,8 @@ class Listener:
             self._batches += 1
             _, events, *_ = msgpack.unpackb(batch)
             self.events += events
+
+
+def blocks_of(events: list[Event]) -> list[Any]:
+    """Return the hashes that events name, in their order."""
+    return [block for event in events for block in event["block_hashes"]]

@@ -388,6 +388,46 @@ def test_worker_reports_what_the_requests_of_a_plan_have() -> None:
     assert not report.is_saving
 
 
+def test_worker_reports_saves_that_have_ended(rig: Rig) -> None:
+    layers = {f"l.{index}": index for index in range(rig.model.layer_count)}
+    worker = WorkerSide(rig.engine, layers, BLOCK, 5.0, 0, Holdings(rig.engine, BLOCK))
+    tokens = tokens_of(1, 6 * BLOCK)
+    block_ids = rig.take(6)
+    rig.produce(tokens, block_ids)
+    prompt = tokens[: 4 * BLOCK].tobytes()
+
+    def step(number: int, **fields: Any) -> StepReport:
+        plan = StepPlan(step=number, settled_step=number - 1, **fields)
+        worker.before_overwrite(plan)
+        worker.begin_step(plan)
+        for layer in layers:
+            worker.layer_computed(layer)
+        worker.end_step()
+        return worker.take_report()
+
+    def stored_after_all_saves(number: int, **fields: Any) -> list[BlockRun]:
+        runs = step(number, **fields).holdings[0].stored
+        assert rig.engine._events.wait_until(lambda: not rig.engine._saves.active, 30)
+        after = step(number + 1)
+        assert not after.is_saving
+        return runs + after.holdings[0].stored
+
+    hashes = list(hashes_of(tokens))
+    request = RequestStep(
+        *("a", pack_block_ids(block_ids[:4].tolist()), 4 * BLOCK, True, prompt, 4 * BLOCK),
+        hashes=tuple(hashes[:4]),
+    )
+    first = step(1, requests=[request])
+    assert first.holdings == {0: HoldingsChange([], [])}
+    assert stored_after_all_saves(2) == [BlockRun(None, hashes[:4])]
+    answered = Answered(
+        "a", tokens.tobytes(), pack_block_ids(block_ids.tolist()), NO_SALT, tuple(hashes)
+    )
+    assert stored_after_all_saves(4, finished=["a"], answered=[answered]) == [
+        BlockRun(hashes[3], hashes[4:])
+    ]
+
+
 def test_worker_without_events_asks_nothing() -> None:
     engine: Any = WatchedEngine()
     worker = WorkerSide(engine, {"l.0": 0}, BLOCK, 5.0)
@@ -428,9 +468,9 @@ def test_hashes_go_with_the_tokens_that_they_are_of() -> None:
     (step,) = plan_of(side, request).requests
     assert step.tokens == pack_tokens(range(100))
     assert step.hashes == hashes_of(range(100))
-    request.all_token_ids = list(range(140))
-    request.num_tokens, request.num_computed_tokens = 140, 139
-    request.block_hashes = list(hashes_of(range(140)))
+    request.all_token_ids = list(range(145))
+    request.num_tokens, request.num_computed_tokens = 145, 140
+    request.block_hashes = list(hashes_of(range(145)))  # KV of the last block is not whole
     side.finish(request, list(range(9)))
     (answered,) = side.plan(an_output(finished={"a"})).answered
     assert len(answered.tokens) == 4 * 8 * BLOCK

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from rangekv.engine import inspection, stores
-from support.vllm_events import Event, Listener
+from support.vllm_events import Event, Listener, blocks_of
 from support.vllm_http import UNI, Server, serving
 from support.vllm_process import BLOCK_TOKENS
 from support.vllm_store import stored_tokens
@@ -74,8 +74,7 @@ def listening(folder: Path, model: Path, cache: Path) -> Iterator[tuple[Server, 
             "lookup_timeout_ms": 10_000,
         },
     }
-    folder.mkdir()
-    with Listener(folder) as listener:
+    with Listener() as listener:
         arguments = ("--shutdown-timeout", "60", *UNI, *listener.arguments)
         development = {"VLLM_SERVER_DEV_MODE": "1"}  # for resets
         with serving(folder, model, transfer, *arguments, **development) as server:
@@ -118,10 +117,6 @@ def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
     (place,) = stores.list_stores(str(cache))
     left = stored_tokens(inspection.read_store(place.path))
     return Lives(saved, forgotten, cached, restored, evicted, left)
-
-
-def blocks_of(events: list[Event]) -> list[Any]:
-    return [block for event in events for block in event["block_hashes"]]
 
 
 def test_prompt_and_answer_are_told_by_vllms_own_hashes(lives: Lives) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rangekv.engine import inspection, stores
+from support.vllm_events import Event, Listener, blocks_of
 from support.vllm_model import TOKEN_BYTES
 from support.vllm_process import (
     BLOCK_TOKENS,
@@ -58,6 +59,7 @@ class Lives:
     damaged: Run
     after_damaged: list[inspection.StoreReport]
     wiped: Run
+    told_by_wiped: list[Event]
     after_wiped: list[inspection.StoreReport]
 
 
@@ -94,31 +96,34 @@ def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
     )
     after_damaged = reports()
     rangectl("format", after_damaged[0].path, "--yes")
-    wiped = run_vllm(
-        folder / "wiped",
-        model,
-        [
-            {"prompts": [LONG]},
-            {"prompts": [AFTER], "reset": "local"},
-            {"prompts": [CHUNKED], "extra": {"cache_salt": "a"}},
-            {"prompts": [CHUNKED], "extra": {"cache_salt": "a"}, "reset": "local"},
-            {"prompts": [CHUNKED], "extra": {"cache_salt": "b"}, "reset": "local"},
-            *(
-                {"prompts": batch, "extra": {"cache_salt": f"plain {number}"}}
-                for number, batch in enumerate(PLAIN)
-            ),
-        ],
-        connector=connector | {"load_mode": "async"},
-        max_num_batched_tokens=512,
-        **NEAR,
-    )
+    with Listener() as listener, listener.following():
+        wiped = run_vllm(
+            folder / "wiped",
+            model,
+            [
+                {"prompts": [LONG]},
+                {"prompts": [AFTER], "reset": "local"},
+                {"prompts": [CHUNKED], "extra": {"cache_salt": "a"}},
+                {"prompts": [CHUNKED], "extra": {"cache_salt": "a"}, "reset": "local"},
+                {"prompts": [CHUNKED], "extra": {"cache_salt": "b"}, "reset": "local"},
+                *(
+                    {"prompts": batch, "extra": {"cache_salt": f"plain {number}"}}
+                    for number, batch in enumerate(PLAIN)
+                ),
+            ],
+            connector=connector | {"load_mode": "async"},
+            max_num_batched_tokens=512,
+            kv_events_config=listener.config,
+            **NEAR,
+        )
     plain = {
         tuple(prompt): output
         for batch, outputs in zip(PLAIN, wiped.batches[-len(PLAIN) :], strict=True)
         for prompt, output in zip(batch, outputs, strict=True)
     }
     assert all(output.cached == 0 for output in plain.values())
-    return Lives(plain, first, after_first, damaged, after_damaged, wiped, reports())
+    told = listener.events
+    return Lives(plain, first, after_first, damaged, after_damaged, wiped, told, reports())
 
 
 def assert_as_plain(lives: Lives, prompts: list[list[int]], outputs: list[Output]) -> None:
@@ -178,6 +183,19 @@ def test_rank_whose_store_was_wiped_recovers_with_one_prompt(lives: Lives) -> No
     assert missed.cached == 0
     assert hit.cached == floor(1800)
     assert_as_plain(lives, [LONG, AFTER], [missed, hit])
+
+
+def test_router_hears_of_a_prompt_once_both_ranks_have_it(lives: Lives) -> None:
+    """One of them had it all along; the other one saves it at the end of its prefill."""
+    stored = [each for each in lives.told_by_wiped if each["type"] == "BlockStored"]
+    of_disk = [each.get("medium") == "STORAGE" for each in stored]
+    own = blocks_of([each for each in stored if each.get("medium") == "GPU"])
+    prompt = own[: len(LONG) // BLOCK_TOKENS]
+    first = of_disk.index(True)
+    assert set(prompt) <= set(blocks_of(stored[:first]))  # vLLM has computed all of it by then
+    told = blocks_of([each for each in stored if each.get("medium") == "STORAGE"])
+    assert told[: len(prompt)] == prompt
+    assert len(told) == len(set(told))
 
 
 def test_tenants_of_two_ranks_hit_their_own_prompts_only(lives: Lives) -> None:
