@@ -606,6 +606,8 @@ class Engine:
         self._pool.when_stopped(self._close_payload)
         with self._events.lock:
             log.info("closed %s", self.stats().line())
+            if isinstance(self._payload, KvikioPayload):
+                log.info("payload %s", self._payload.evidence().line())
             self._close_result = self._close_store(begin, drained, ended, deadline)
             for banks in (self._read_banks, self._save_banks):
                 # Now, not when the garbage collector comes to it: it is hundreds of megabytes.

@@ -54,7 +54,11 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """One consistent snapshot of an engine: its counters, its contents and how it was opened."""
+    """One consistent snapshot of an engine: its counters, its contents and how it was opened.
+
+    `path` is the way that payload is known to have taken: posix-direct, posix-buffered, or through
+    KvikIO cufile-compat, cufile-gds, and `unproved` while no count shows it.
+    """
 
     counters: dict[str, int]
     records: int

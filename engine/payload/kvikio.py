@@ -18,7 +18,7 @@ import numpy.typing as npt
 from rangekv.engine.devices.cpu import Bytes
 from rangekv.engine.files import OS_FILES, Files
 from rangekv.engine.payload.cufile_stats import CufileStats
-from rangekv.engine.payload.evidence import Witness
+from rangekv.engine.payload.evidence import Evidence, Witness
 from rangekv.format.errors import EnvironmentFault, TransferError, UsageError, ensure
 
 INSTALL = "pip install 'rangekv[gds-cu13]', or rangekv[gds-cu12] for a driver of CUDA 12"
@@ -243,7 +243,11 @@ class KvikioPayload:
     @property
     def path(self) -> str:
         """What the bytes moved so far prove: see Evidence.path."""
-        return self.witness.since(self._begin).path
+        return self.evidence().path
+
+    def evidence(self) -> Evidence:
+        """Return what has been counted since the opening."""
+        return self.witness.since(self._begin)
 
     def read(self, offset: int, buffers: Sequence[Bytes | DeviceBytes]) -> int:
         """Fill `buffers` from byte `offset`; return the number of operations, one a buffer."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import gc
+import io
+import logging
 import os
 import resource
 import signal
@@ -233,6 +235,7 @@ def forked(folder: Path, driver: ctypes.CDLL) -> None:
     calls = [lambda: payload.read(0, [buffer]), lambda: start("compat", 4), lambda: opened(fd)]
     child = os.fork()
     if child == 0:
+        signal.alarm(60)  # it would wait for ever, and outlive the test
         codes = [raised(call).code for call in calls]
         os._exit(0 if codes == ["kvikio-forked"] * 3 else 1)
     assert os.waitpid(child, 0)[1] == 0
@@ -245,6 +248,7 @@ def forked_before(folder: Path, driver: ctypes.CDLL) -> None:
     load("compat")
     child = os.fork()
     if child == 0:
+        signal.alarm(60)  # it would wait for ever, and outlive the test
         buffer = bank_memory(4096)
         assert opened(fd).read(0, [buffer]) == 1
         os._exit(0 if np.array_equal(buffer, content()[:4096]) else 1)
@@ -298,6 +302,9 @@ def probe_answer(folder: Path, driver: ctypes.CDLL) -> None:
 
 def engine(folder: Path, driver: ctypes.CDLL) -> None:
     """A whole engine on KvikIO; what it has saved is served by the posix path too."""
+    log, said = logging.getLogger("rangekv.engine"), io.StringIO()
+    log.addHandler(logging.StreamHandler(said))
+    log.setLevel(logging.INFO)
     for placement in ("banks", "direct"):
         place = folder / placement
         place.mkdir(0o700)
@@ -311,6 +318,7 @@ def engine(folder: Path, driver: ctypes.CDLL) -> None:
             assert rig.save(one, piece=(None, 512, 32)[index])
         assert rig.engine.stats().path == "cufile-compat"
         rig = rig.reopen()
+        assert "payload path=cufile-compat host_bytes=" in said.getvalue()
         for one in tokens:
             assert rig.restore(one) == len(one)
         stats = rig.engine.stats()
