@@ -28,19 +28,18 @@ from rangekv.engine.index.tickets import (
     pack_block_ids,
     pack_tokens,
 )
-from rangekv.engine.payload.kvikio import KvikioPayload
 from rangekv.engine.payload.path import open_payload
 from rangekv.engine.payload.pool import WorkerPool
 from rangekv.engine.stats import Counters, Stats, flatten
 from rangekv.engine.store import UNRETURNED, UNRETURNED_COMMIT, CloseResult, OpenResult, Store
 from rangekv.engine.transfer.banks import BankSet
+from rangekv.engine.transfer.desk import TicketDesk
 from rangekv.engine.transfer.restore import Restore
 from rangekv.engine.transfer.restores import RestoreCoordinator
 from rangekv.engine.transfer.save import Save
 from rangekv.engine.transfer.saves import SaveCoordinator
-from rangekv.engine.transfer.spans import plan
 from rangekv.format.checksum import Octets
-from rangekv.format.errors import ExitCode, RangeError, TicketError, UsageError
+from rangekv.format.errors import ExitCode, UsageError
 from rangekv.format.geometry import ALIGNMENT, Geometry, ModelGeometry
 from rangekv.format.layout import COUNTER_MAX
 from rangekv.format.namespace import Namespace
@@ -123,6 +122,16 @@ class Engine:
             on_stall=end_process,
             direct_reads_max=config.read_workers,
         )
+        self._desk = TicketDesk(
+            events=self._events,
+            catalog=self._catalog,
+            counters=self._counters,
+            restores=self._restores,
+            rank=config.rank,
+            session=store.session,
+            epoch=self.epoch,
+            deadline_s=config.ticket_deadline_s,
+        )
         self._saves = SaveCoordinator(
             geometry=self.geometry,
             events=self._events,
@@ -144,11 +153,8 @@ class Engine:
             affinity,
             self._saves.resume,
         )
-        self._direct = False
         self.placement = "banks (no paged KV is attached)"
         self._bad: deque[tuple[bytes, bytes, int]] = deque(maxlen=BAD_RECORDS_KEPT)
-        self._tickets: dict[RequestKey, Ticket] = {}
-        self._ticket_count = 0
         # The catalog has them now; kept, the rows would cost memory for the whole session.
         store.tables = None
 
@@ -228,10 +234,10 @@ class Engine:
             obstacle = self._direct_obstacle()
             if obstacle is None:
                 self._device.keep_from_children()
-                self._direct = True
+                self._desk.direct = True
             elif self.config.placement == "direct":
                 raise UsageError("no-direct-placement", f"placement is 'direct', but {obstacle}")
-            self.placement = "direct" if self._direct else f"banks ({obstacle})"
+            self.placement = "direct" if self._desk.direct else f"banks ({obstacle})"
 
     def _direct_obstacle(self) -> str | None:
         """Return why restored bytes go through banks, or None where blocks are read in place."""
@@ -292,87 +298,9 @@ class Engine:
             self._check_serving()
             self._counters.lookups += 1
             self._counters.lookup_tokens += len(packed) // TOKEN_BYTES
-            known = self._tickets.get(key)
-            if known is not None:
-                if (known.root, known.tokens) != (root, packed):
-                    raise TicketError(
-                        "tokens-changed",
-                        "a ticket of this key stands for other tokens; release it or raise attempt",
-                    )
-                if known.state is TicketState.CLAIMED:
-                    raise TicketError("stale-ticket", "the ticket of this key is claimed already")
-                same_range = (known.skip_tokens, known.token_limit) == (skip_tokens, limit)
-                if same_range and known.valid():
-                    self._arm(known)
-                    return known
-                self._release(known)
-            return self._look_up(key, packed, root, skip_tokens, limit, clock)
-
-    def _look_up(
-        self,
-        key: RequestKey,
-        packed: bytes,
-        root: int,
-        skip_tokens: int,
-        limit: int,
-        clock: int | None,
-    ) -> Ticket:
-        whole = limit - limit % self.geometry.block_tokens
-        path: list[Match] = []
-        reason: str | None = None
-        if self._events.fault is not None:
-            reason = "engine-failed"
-        elif self._restores.stalled:
-            reason = "stalled"
-        elif whole == 0:
-            reason = "below-one-block"
-        elif root not in self._catalog.roots:
-            reason = "absent"
-        else:
-            path = self._catalog.find(root, memoryview(packed), whole, clock)
-            if not path:
-                reason = "absent"
-        end = sum(match.token_count for match in path)
-        if path and end <= skip_tokens:
-            reason = "nothing-beyond-skip"
-        self._ticket_count += 1
-        ticket = Ticket(
-            ticket_id=self._ticket_count,
-            key=key,
-            root=root,
-            rank=self.config.rank,
-            session=self.store.session,
-            epoch=self.epoch,
-            tokens=packed,
-            token_limit=limit,
-            token_count=end if reason is None else 0,
-            skip_tokens=skip_tokens,
-            reason=reason,
-        )
-        if reason is not None:
-            self._counters.misses[reason] += 1
-            return ticket
-        bank_bytes = self._read_banks.bank_bytes
-        spans = plan(self.geometry, path, skip_tokens, bank_bytes, direct=self._direct)
-        ticket.matches = path
-        ticket.lease = self._catalog.leases.take([match.record for match in path])
-        self._counters.hit_tokens += end
-        self._counters.records_selected += len(path)
-        self._tickets[key] = ticket
-        self._arm(ticket)
-        ticket.restore = self._restores.begin(ticket, spans)
-        return ticket
-
-    def _arm(self, ticket: Ticket) -> None:
-        if ticket.deadline is not None:
-            ticket.deadline.cancel()
-        ticket.deadline = self._events.at(self.config.ticket_deadline_s, self._expire, ticket)
-
-    def _expire(self, ticket: Ticket) -> None:
-        if ticket.state is TicketState.OPEN:
-            self._counters.misses["deadline"] += 1
-            self._end(ticket)
-            self._restores.give_up(ticket.restore)
+            return self._desk.lookup(
+                key, packed, root=root, skip_tokens=skip_tokens, limit=limit, clock=clock
+            )
 
     def claim(self, ticket: Ticket, tokens: Any, block_ids: Any) -> Restore:
         """Bind a ticket to its destination and return the running restore.
@@ -384,47 +312,16 @@ class Engine:
         packed, ids = pack_tokens(tokens), pack_block_ids(block_ids)
         with self._events.lock:
             self._check_serving()
-            try:
-                ticket.check(
-                    tokens=packed,
-                    rank=self.config.rank,
-                    session=self.store.session,
-                    epoch=self.epoch,
-                )
-                restore: Restore = ticket.restore
-                self._restores.bind(restore, ids)
-            except RangeError:
-                self._release(ticket)
-                raise
-            ticket.state = TicketState.CLAIMED
-            if ticket.deadline is not None:
-                ticket.deadline.cancel()
-            return restore
+            return self._desk.claim(ticket, packed, ids)
 
     def release(self, ticket: Ticket) -> None:
         """Give a ticket back and cancel its reads; banks return only by evidence. Idempotent."""
-        self._events.post(self._release, ticket)
+        self._events.post(self._desk.release, ticket)
         if ticket.state is TicketState.CLAIMED:
             ticket.restore.finish()
 
-    def _release(self, ticket: Ticket) -> None:
-        # A ticket of another engine owns banks and leases there, none here.
-        if ticket.state is TicketState.OPEN and self._tickets.get(ticket.key) is ticket:
-            self._end(ticket)
-            self._restores.cancel(ticket.restore)
-
     def _end_ticket(self, ticket: Ticket) -> None:
-        """The restore behind a ticket has become quiet: its lease ends."""
-        self._end(ticket)
-        if ticket.lease is not None:
-            self._catalog.leases.release(ticket.lease)
-
-    def _end(self, ticket: Ticket) -> None:
-        ticket.state = TicketState.RELEASED
-        if ticket.deadline is not None:
-            ticket.deadline.cancel()
-        if self._tickets.get(ticket.key) is ticket:
-            del self._tickets[ticket.key]
+        self._desk.close(ticket)
 
     # -- save ------------------------------------------------------------------------------------
 
@@ -563,7 +460,7 @@ class Engine:
                 leases_open=len(self._catalog.leases.open),
                 journal_commits=0 if journal is None else journal.commit,
                 journal_bytes=0 if journal is None else journal.length,
-                path=self._path,
+                path=self._payload.path,
                 state=self.open_result.state,
                 reason=self.open_result.reason,
             )
@@ -584,7 +481,7 @@ class Engine:
             if self._state is EngineState.CLOSED:
                 raise UsageError("engine-closed", "another thread is closing the engine")
             self._state = EngineState.CLOSED
-            saves, tickets = list(self._saves.active), list(self._tickets.values())
+            saves, tickets = list(self._saves.active), list(self._desk.open.values())
         for ticket in tickets:
             self.release(ticket)
         for save in saves:
@@ -603,29 +500,16 @@ class Engine:
         self._events.close()
         if drained and not stopped:
             log.warning("a payload read had not returned at close; its bank is abandoned")
-        self._pool.when_stopped(self._close_payload)
+        self._pool.when_stopped(self._payload.close)
         with self._events.lock:
             log.info("closed %s", self.stats().line())
-            if isinstance(self._payload, KvikioPayload):
-                log.info("payload %s", self._payload.evidence().line())
+            log.info("payload %s", self._payload.account())
             self._close_result = self._close_store(begin, drained, ended, deadline)
             for banks in (self._read_banks, self._save_banks):
                 # Now, not when the garbage collector comes to it: it is hundreds of megabytes.
                 if stopped and banks.free_count == len(banks.banks):
                     banks.let_go()
         return self._close_result
-
-    @property
-    def _path(self) -> str:
-        """What the bytes are known to have taken; a setting's name is no evidence."""
-        if isinstance(self._payload, KvikioPayload):
-            return self._payload.path
-        return self.store.io_path
-
-    def _close_payload(self) -> None:
-        """Close what KvikIO has open of the pack: before the lock goes, and after the last job."""
-        if isinstance(self._payload, KvikioPayload):
-            self._payload.close()
 
     def _close_store(
         self, begin: float, drained: bool, ended: bool, deadline_s: float
@@ -644,7 +528,7 @@ class Engine:
         )
 
     def _abandon(self) -> None:
-        self._close_payload()
+        self._payload.close()
         self._commits.when_ended(self.store.abandon)
 
     def _publish(self, close_begin: float, deadline_s: float) -> CloseResult:

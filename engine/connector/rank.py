@@ -6,13 +6,13 @@ Puts the parts together in the order that makes refusals come first; never plans
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from rangekv.engine import Engine, stores
 from rangekv.engine.connector import versions
+from rangekv.engine.connector.cpus import allowed_cpus, spare_cpus
 from rangekv.engine.connector.endpoint import private_folder, socket_path, sweep
 from rangekv.engine.connector.events import Holdings
 from rangekv.engine.connector.identity import model_namespace
@@ -46,7 +46,7 @@ class Rank:
     ) -> None:
         block_tokens = vllm_config.cache_config.block_size
         rank, world_size = vllm_config.parallel_config.rank, vllm_config.parallel_config.world_size
-        affinity = allowed_cpus()
+        affinity = spare_cpus(allowed_cpus())
         folder = private_folder()
         sweep(folder)
         self.endpoint = socket_path(folder, vllm_config.kv_transfer_config.engine_id, rank)
@@ -126,19 +126,6 @@ class Rank:
             self._settings.verify,
             "on" if self._settings.save_generated else "off",
         )
-
-
-def allowed_cpus() -> frozenset[int]:
-    """Return the CPUs that this process was given before vLLM pinned its main thread.
-
-    Threads inherit the pin; the parent (vLLM's engine core) keeps the mask that the user chose.
-    """
-    allowed = os.sched_getaffinity(0)
-    try:
-        allowed |= os.sched_getaffinity(os.getppid())
-    except ProcessLookupError:
-        logger.debug("range: the parent is gone, its CPUs are not known")
-    return frozenset(allowed)
 
 
 def _log_neighbour(directory: str, namespace: Namespace) -> None:

@@ -19,6 +19,19 @@ class PayloadIO(Protocol):
     A return of either kind proves that nothing touches the memory any more.
     """
 
+    @property
+    def path(self) -> str:
+        """The way that bytes are known to have taken; the name of a setting is no evidence."""
+        ...
+
+    def account(self) -> str:
+        """Return what is known of that way, as one line of key=value."""
+        ...
+
+    def close(self) -> None:
+        """Close what was opened for it, once the last transfer has returned. Idempotent."""
+        ...
+
     def read(self, offset: int, buffers: Sequence[Bytes]) -> int:
         """Fill `buffers` from byte `offset`; return the number of native calls."""
         ...

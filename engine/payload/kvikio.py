@@ -249,6 +249,10 @@ class KvikioPayload:
         """Return what has been counted since the opening."""
         return self.witness.since(self._begin)
 
+    def account(self) -> str:
+        """Return the evidence as one line of key=value."""
+        return self.evidence().line()
+
     def read(self, offset: int, buffers: Sequence[Bytes | DeviceBytes]) -> int:
         """Fill `buffers` from byte `offset`; return the number of operations, one a buffer."""
         return self._move("read", offset, buffers)

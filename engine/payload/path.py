@@ -10,6 +10,7 @@ import os
 from rangekv.engine.files import Files
 from rangekv.engine.folder import PACK
 from rangekv.engine.payload.gds_probe import probe
+from rangekv.engine.payload.io import PayloadIO
 from rangekv.engine.payload.kvikio import KvikioPayload
 from rangekv.engine.payload.posix import PosixPayload
 from rangekv.engine.payload.requirements import has_nvidia_fs, missing
@@ -25,7 +26,7 @@ def open_payload(
     direct: bool,
     threads: int,
     device_memory: bool,
-) -> PosixPayload | KvikioPayload:
+) -> PayloadIO:
     """Return the payload I/O that `mode` names: posix, compat or gds.
 
     `direct` says whether the pack is open with O_DIRECT, `device_memory` whether the engine's banks
@@ -33,7 +34,7 @@ def open_payload(
     KvikioPayload does.
     """
     if mode == "posix":
-        return PosixPayload(files, pack_fd)
+        return PosixPayload(files, pack_fd, direct=direct)
     lacking = missing(mode, direct=direct, files=files)
     if lacking:
         raise _refused(mode, "missing: " + ", ".join([*lacking, *_perhaps(mode, files)]))

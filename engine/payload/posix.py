@@ -24,9 +24,18 @@ class PosixPayload:
     evidence that frees a bank. A short count is an error, never a partial success.
     """
 
-    def __init__(self, files: Files, pack_fd: int) -> None:
+    def __init__(self, files: Files, pack_fd: int, *, direct: bool) -> None:
+        """`direct` says whether the descriptor is open with O_DIRECT."""
+        self.path = "posix-direct" if direct else "posix-buffered"
         self._files = files
         self._pack_fd = pack_fd
+
+    def account(self) -> str:
+        """Return the path: the kernel counts the rest."""
+        return f"path={self.path}"
+
+    def close(self) -> None:
+        """The descriptor is the store's."""
 
     def read(self, offset: int, buffers: Sequence[Bytes]) -> int:
         """Fill `buffers` from byte `offset`; return the number of system calls (1)."""

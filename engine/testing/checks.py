@@ -88,7 +88,7 @@ def check_quiet(engine: Engine, oracle: Oracle, expected: Expectation, watch: Ba
     saves = engine._saves.active
     require(events.wait_until(lambda: not saves, patience_s), f"{len(saves)} saves are left")
     require(events.fault is None, f"an event handler failed: {events.fault!r}")
-    require(not engine._tickets, f"{len(engine._tickets)} tickets are left")
+    require(not engine._desk.open, f"{len(engine._desk.open)} tickets are left")
     require(not engine._restores._active, f"{len(engine._restores._active)} restores are left")
     require(all(thread.is_alive() for thread in engine._pool.threads), "a worker thread is dead")
     with events.lock:

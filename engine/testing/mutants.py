@@ -28,6 +28,7 @@ from rangekv.engine.recovery import Remains
 from rangekv.engine.store import Store
 from rangekv.engine.transfer import verify
 from rangekv.engine.transfer.banks import BankSet
+from rangekv.engine.transfer.desk import TicketDesk
 from rangekv.engine.transfer.restore import Restore
 from rangekv.engine.transfer.restores import RestoreCoordinator
 from rangekv.engine.transfer.save import Save
@@ -98,7 +99,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a ticket can be claimed twice",
-        Engine,
+        TicketDesk,
         "claim",
         "ticket.state = TicketState.CLAIMED",
         "pass",
@@ -106,9 +107,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a key's tokens are not compared at a repeated lookup",
-        Engine,
+        TicketDesk,
         "lookup",
-        "if (known.root, known.tokens) != (root, packed):",
+        "if (known.root, known.tokens) != (root, tokens):",
         "if False:",
         ("ticket.lookup.other-tokens-first", "ticket.lookup.other-tenant"),
     ),
@@ -122,18 +123,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an engine gives back tickets of another",
-        Engine,
-        "_release",
-        "and self._tickets.get(ticket.key) is ticket",
+        TicketDesk,
+        "release",
+        "and self.open.get(ticket.key) is ticket",
         "",
         ("ticket.claim.wrong-session",),
     ),
     Mutant(
         "a refused claim keeps its lease",
-        Engine,
+        TicketDesk,
         "claim",
-        "        except RangeError:\n            self._release(ticket)\n",
-        "        except RangeError:\n",
+        "    except RangeError:\n        self.release(ticket)\n",
+        "    except RangeError:\n",
         ("ticket.claim.altered-tokens-first",),
     ),
     # -- leases and extents ------------------------------------------------------------------------
@@ -364,7 +365,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "all layers are read at once",
         Restore,
         "begin_read",
-        "self.reads_allowed -= 1",
+        "self._reads_allowed -= 1",
         "pass",
         ("read-bank.free.first-layer-first",),
     ),
@@ -445,7 +446,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "the lock is dropped under a write",
         Engine,
         "_close_store",
-        "self._pool.when_stopped(lambda: self._commits.when_ended(self.store.abandon))",
+        "self._pool.when_stopped(self._abandon)",
         "self.store.abandon()",
         ("save-bank.write.in-flight-at-close",),
     ),
@@ -615,7 +616,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the lock is dropped under a commit",
         Engine,
-        "_close_store",
+        "_abandon",
         "self._commits.when_ended(self.store.abandon)",
         "self.store.abandon()",
         ("journal.committing.fdatasync-stands-still-at-close",),

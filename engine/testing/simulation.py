@@ -183,7 +183,7 @@ class Simulation:
         require(held <= max(0, len(banks.banks) - 1), "reading ahead leaves a bank")
         starving = banks.free_count == 0 and any(one.read for one in ahead)
         for one in active:
-            begins = one.state is RestoreState.BOUND and one.pending and one.reads_allowed
+            begins = one.state is RestoreState.BOUND and one.may_read
             waits = begins and not one.pending[0].direct
             require(not (waits and starving), "scheduled work takes banks back")
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from rangekv.engine.transfer.restores import RestoreCoordinator
 
 
+IN_FLIGHT_BYTES_MAX = 64 << 20  # of one restore: two banks of the default size
+
+
 class RestoreState(Enum):
     """PREFETCH until block ids are bound; CLOSED when the caller is done or has given up."""
 
@@ -43,10 +46,8 @@ class Restore:
         self.state = RestoreState.PREFETCH
         self.block_ids: BlockIds | None = None
         self.pending = deque(spans)
-        # Reads that may begin now: those of the first layer, and two more for each that has
-        # returned. Reads share the disk: with all of them under way at once, the first layer would
-        # come when the last one does. Doubling from there, they soon keep any disk busy.
-        self.reads_allowed = sum(span.layer_first == spans[0].layer_first for span in spans)
+        self._reads_allowed = sum(span.layer_first == spans[0].layer_first for span in spans)
+        self._bytes_in_flight = 0
         self.reading: dict[Span, Bank] = {}
         self.read: dict[Span, Bank] = {}
         self.scattering: dict[Span, Bank] = {}
@@ -77,10 +78,30 @@ class Restore:
                 self.state is RestoreState.CLOSED or not any(self.segments_left)
             )
 
+    @property
+    def may_read(self) -> bool:
+        """Whether the next span's read may begin now.
+
+        Reads share the disk: with all of them under way, the first layer would come when the last
+        one does, and each later one as late. So the first layer has the disk for itself, two more
+        reads may begin for each that has returned, and no more than keep the disk busy.
+        """
+        if not self.pending or not self._reads_allowed:
+            return False
+        in_flight = self._bytes_in_flight
+        return not in_flight or in_flight + self.pending[0].length <= IN_FLIGHT_BYTES_MAX
+
     def begin_read(self) -> Span:
-        """Take the next span to read; only where `reads_allowed`."""
-        self.reads_allowed -= 1
-        return self.pending.popleft()
+        """Take the next span to read; only where `may_read`."""
+        span = self.pending.popleft()
+        self._reads_allowed -= 1
+        self._bytes_in_flight += span.length
+        return span
+
+    def note_returned(self, span: Span) -> None:
+        """Note that the disk is done with a read, whatever came of it."""
+        self._reads_allowed += 2
+        self._bytes_in_flight -= span.length
 
     def wait_layer(self, layer_index: int, deadline_s: float | None = None) -> bool:
         """Block until layer `layer_index` is delivered or has failed, at most `deadline_s` seconds.

@@ -154,7 +154,7 @@ class RestoreCoordinator:
     def _pump(self) -> None:
         """Start reads: bound restores by layer first, then prefetch, which leaves a bank free.
 
-        Within a restore as many at a time as `Restore.reads_allowed` says.
+        Within a restore as many at a time as `Restore.may_read` allows.
         """
         while (restore := self._next(RestoreState.BOUND, self._may_start)) is not None:
             if restore.pending[0].direct:
@@ -168,11 +168,7 @@ class RestoreCoordinator:
             self._start_read(restore)
 
     def _next(self, state: RestoreState, may: Callable[[Span], bool]) -> Restore | None:
-        waiting = (
-            r
-            for r in self._active
-            if r.state is state and r.pending and r.reads_allowed and may(r.pending[0])
-        )
+        waiting = (r for r in self._active if r.state is state and r.may_read and may(r.pending[0]))
         return min(waiting, key=lambda r: r.pending[0].layer_first, default=None)
 
     def _may_start(self, span: Span) -> bool:
@@ -214,16 +210,16 @@ class RestoreCoordinator:
             try:
                 calls = self._payload.read(span.offset, [memory])
             finally:
-                self.events.post(self._read_returned, restore)
+                self.events.post(self._read_returned, restore, span)
             return (calls, *check_pages(span, memory, self._verify))
 
         self._pool.submit(
             Priority.READ, read, lambda result, error: self._read_done(restore, span, result, error)
         )
 
-    def _read_returned(self, restore: Restore) -> None:
+    def _read_returned(self, restore: Restore, span: Span) -> None:
         """The disk is free for more, while what it brought is still being checked."""
-        restore.reads_allowed += 2
+        restore.note_returned(span)
         self._pump()
 
     def _read_done(
@@ -259,7 +255,7 @@ class RestoreCoordinator:
             try:
                 calls = self._payload.read_scattered(span.offset, iovec)
             finally:
-                self.events.post(self._read_returned, restore)
+                self.events.post(self._read_returned, restore, span)
             return (calls, *check_blocks(span, self._device, targets, self._verify))
 
         self._pool.submit(

@@ -95,7 +95,7 @@ def raised(call: Callable[[], Any]) -> RangeError:
 def host_memory(folder: Path, driver: ctypes.CDLL) -> None:
     """Reads and writes of host memory are those of the posix path, byte for byte."""
     fd, twin = new_file(folder), new_file(folder, "twin")
-    payload, posix = opened(fd), PosixPayload(OS_FILES, twin)
+    payload, posix = opened(fd), PosixPayload(OS_FILES, twin, direct=True)
     assert payload.direct
     for offset, size in RANGES:
         for shift in SHIFTS:
@@ -110,7 +110,7 @@ def host_memory(folder: Path, driver: ctypes.CDLL) -> None:
 def many_places(folder: Path, driver: ctypes.CDLL) -> None:
     """Several buffers, and the places of an iovec in any order, take consecutive bytes."""
     fd = new_file(folder)
-    payload, posix, data = opened(fd), PosixPayload(OS_FILES, fd), content()
+    payload, posix, data = opened(fd), PosixPayload(OS_FILES, fd, direct=True), content()
     parts = [bank_memory(size) for size in (4096, 8192, 100)]
     assert payload.read(4096, parts) == 3
     assert np.array_equal(np.concatenate(parts), data[4096 : 4096 + 12388])
@@ -132,7 +132,7 @@ def many_places(folder: Path, driver: ctypes.CDLL) -> None:
 def device_memory(folder: Path, driver: ctypes.CDLL) -> None:
     """Reads and writes of device memory go through copies of the driver, and are the same bytes."""
     fd, twin = new_file(folder), new_file(folder, "twin")
-    payload, posix = opened(fd), PosixPayload(OS_FILES, twin)
+    payload, posix = opened(fd), PosixPayload(OS_FILES, twin, direct=True)
     driver.fake_copied_bytes.restype = ctypes.c_long
     for shift in SHIFTS:
         device = Device(driver, FILE_BYTES, shift)
@@ -153,7 +153,7 @@ def device_memory(folder: Path, driver: ctypes.CDLL) -> None:
 def end_of_file(folder: Path, driver: ctypes.CDLL) -> None:
     """A read across or past the end is an error with the code of the posix path."""
     fd = new_file(folder)
-    payload, posix = opened(fd), PosixPayload(OS_FILES, fd)
+    payload, posix = opened(fd), PosixPayload(OS_FILES, fd, direct=True)
     device = Device(driver, 8192)
     for offset in (FILE_BYTES - 4096, FILE_BYTES, 2 * FILE_BYTES):
         buffer = bank_memory(8192)
