@@ -86,10 +86,18 @@ class Story:
     metrics: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
+class CutShort(Exception):
+    """A server that ends answers with what it has by then: its finish reason is `abort`."""
+
+
 def ask(server: Server, prompt: list[int], **fields: Any) -> tuple[list[int], int]:
     answer = server.complete(prompt, max_tokens=ANSWER_COUNT, **fields)
+    (choice,) = answer["choices"]
+    if choice["finish_reason"] == "abort":
+        raise CutShort
+    assert choice["finish_reason"] == "length"
     details = answer["usage"]["prompt_tokens_details"] or {}
-    return answer["choices"][0]["token_ids"], int(details.get("cached_tokens", 0))
+    return choice["token_ids"], int(details.get("cached_tokens", 0))
 
 
 def load(server: Server, story: Story, seed: int, ended: threading.Event) -> None:
@@ -101,7 +109,7 @@ def load(server: Server, story: Story, seed: int, ended: threading.Event) -> Non
         prompt = fresh if len(prompt) > 800 or chance.random() < 0.4 else prompt + fresh
         try:
             tokens, _ = ask(server, prompt)
-        except OSError:
+        except (OSError, CutShort):
             return
         story.answers.append((prompt, tokens))
 
