@@ -51,7 +51,7 @@ class EventQueue:
         self.clock = clock
         self.lock = threading.RLock()
         self.fault: BaseException | None = None
-        self._changed = threading.Condition(self.lock)
+        self._waiting: dict[threading.Condition, Callable[[], bool]] = {}
         self._queue: deque[tuple[Handler, tuple[Any, ...]]] = deque()
         self._draining = False
         # Guards _deadlines and _closed only; never taken together with a call to a handler.
@@ -74,7 +74,17 @@ class EventQueue:
                     self._run(*self._queue.popleft())
             finally:
                 self._draining = False
-                self._changed.notify_all()
+                self._wake()
+
+    def _wake(self) -> None:
+        """Wake whoever waits for what holds now.
+
+        The poster looks, under the lock: if it woke everybody to look for themselves, each event
+        would cost a thread switch for each restore that waits for another one.
+        """
+        for waiter, predicate in self._waiting.items():
+            if self.fault is not None or predicate():
+                waiter.notify()
 
     def _run(self, handler: Handler, args: tuple[Any, ...]) -> None:
         try:
@@ -111,15 +121,24 @@ class EventQueue:
         """Block until `predicate` holds or `deadline_s` seconds passed; return whether it holds.
 
         It also ends when a handler has failed: what has not happened by then may never happen.
+        `predicate` is called under the lock by whoever posts: it only looks, and never raises.
         """
         with self.lock:
-            self._changed.wait_for(lambda: predicate() or self.fault is not None, deadline_s)
+            self._wait(lambda: predicate() or self.fault is not None, deadline_s)
             return predicate()
 
     def wait_for_proof(self, predicate: Callable[[], bool]) -> None:
         """Block until `predicate` holds, whatever else fails: for memory that a copy may touch."""
         with self.lock:
-            self._changed.wait_for(predicate)
+            self._wait(predicate, None)
+
+    def _wait(self, predicate: Callable[[], bool], deadline_s: float | None) -> None:
+        waiter = threading.Condition(self.lock)
+        self._waiting[waiter] = predicate
+        try:
+            waiter.wait_for(predicate, deadline_s)
+        finally:
+            del self._waiting[waiter]
 
     def close(self) -> None:
         """Stop the deadline thread; deadlines not yet due never fire."""

@@ -37,10 +37,9 @@ _COUNTS = (
     "layer_events",
     "scatters",
     "direct_spans",
-    "checksum_pages",
     "saves_published",
 )
-"""What a run does whatever else runs; how often it reads depends on what was read ahead in vain."""
+"""What a run does whatever else runs; what it reads depends on what was read ahead in vain."""
 
 
 class ConcurrentRuns:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +29,14 @@ def figure(pytestconfig: pytest.Config) -> Callable[[str, str], None]:
         pytestconfig.stash.setdefault(FIGURES, {})[what] = how_much
 
     return note
+
+
+@pytest.fixture(scope="module")
+def module_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a folder for what the tests of a module share; their stores do not outlive it."""
+    path = tmp_path_factory.mktemp("module")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)  # a killed server may still be at its end
 
 
 @pytest.fixture(autouse=True)

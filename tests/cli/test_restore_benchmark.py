@@ -46,11 +46,11 @@ def run_quietly(setup: Setup) -> Report:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(module_path: Path) -> Report:
     """One run with everything that can be asked for, but fio."""
     return run_quietly(
         setup_at(
-            tmp_path_factory.mktemp("bench"),
+            module_path,
             compute_seconds=0.001,
             ablations=tuple(ABLATIONS),
             claim_delay_seconds=0.01,

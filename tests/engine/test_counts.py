@@ -70,8 +70,8 @@ COUNTED = (*RESTORE, "payload_allocations", "writes", "gathers")
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    return counts_of(tmp_path_factory.mktemp("c") / "s", 256, by_layer=False)
+def expected(module_path):
+    return counts_of(module_path / "s", 256, by_layer=False)
 
 
 def test_counts_are_those_of_the_contract(expected):

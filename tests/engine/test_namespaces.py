@@ -89,17 +89,16 @@ def hit(opened: Engine) -> int:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(module_path: Path) -> Path:
     """A directory whose one store holds the prompt."""
-    directory = tmp_path_factory.mktemp("kv")
-    directory.chmod(0o700)
-    path = resolved(directory, BASE)
+    module_path.chmod(0o700)
+    path = resolved(module_path, BASE)
     rig = Rig(path, model=MODEL, new=False, namespace=Namespace(BASE))
     assert rig.save(PROMPT)
     rig.engine.close(30)
     with engine(path, BASE) as again:
         assert hit(again) == 64
-    return directory
+    return module_path
 
 
 @pytest.mark.parametrize("change", CHANGES)

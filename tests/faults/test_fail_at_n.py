@@ -187,13 +187,13 @@ def is_transfer(call) -> bool:
 
 
 @pytest.fixture(scope="module")
-def fast_folder(tmp_path_factory):
+def fast_folder(module_path):
     """Memory where there is any: thousands of stores are made, and no disk is tested here."""
     if os.access("/dev/shm", os.W_OK):
         with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="range-test-") as folder:
             yield Path(folder)
     else:
-        yield tmp_path_factory.mktemp("lives")
+        yield module_path
 
 
 def run_one(folder: Path, name: str, number: int, times: float) -> tuple[str, bool]:

@@ -65,15 +65,14 @@ class Lives:
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
-    folder = tmp_path_factory.mktemp("background")
-    cache = folder / "cache"
+def lives(module_path: Path, model: Path) -> Lives:
+    cache = module_path / "cache"
     rangectl("init", str(cache), "--capacity", "512MiB")
     connector = {"store": str(cache), "lookup_timeout_ms": 10_000, "load_mode": "async"}
 
     def live(name: str, turns: dict[str, dict[str, Any]]) -> Run:
         return run_vllm(
-            folder / name,
+            module_path / name,
             model,
             list(turns.values()),
             connector=connector,

@@ -82,9 +82,8 @@ def listening(folder: Path, model: Path, cache: Path) -> Iterator[tuple[Server, 
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
-    folder = tmp_path_factory.mktemp("events")
-    cache = folder / "cache"
+def lives(module_path: Path, model: Path) -> Lives:
+    cache = module_path / "cache"
     cache.mkdir()
 
     def nudge() -> None:
@@ -93,7 +92,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
     def held() -> set[Any]:
         return listener.held(STORAGE)
 
-    with listening(folder / "first", model, cache) as (server, listener):
+    with listening(module_path / "first", model, cache) as (server, listener):
         server.complete(LONG, max_tokens=ANSWER)
         listener.wait_for(lambda: len(held()) > LONG_BLOCKS, nudge)
         saved = told(listener)
@@ -103,7 +102,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
         server.complete(LONG, max_tokens=1)
         listener.wait_for(lambda: len(held()) == LONG_BLOCKS, nudge)
         assert server.terminate() == 0
-    with listening(folder / "second", model, cache) as (server, listener):
+    with listening(module_path / "second", model, cache) as (server, listener):
         answer = server.complete(LONG, max_tokens=1)
         listener.wait_for(lambda: bool(held()), nudge)
         restored = told(listener)

@@ -90,12 +90,11 @@ def live(
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Life, Life]:
-    folder = tmp_path_factory.mktemp("http")
-    cache, other = folder / "cache", folder / "other"
+def lives(module_path: Path, model: Path) -> tuple[Life, Life]:
+    cache, other = module_path / "cache", module_path / "other"
     cache.mkdir()
-    first = live(folder / "first", model, connector(cache), cache, some_tokens(100))
-    second = live(folder / "second", model, beside_another(cache, other), cache, BRIEF)
+    first = live(module_path / "first", model, connector(cache), cache, some_tokens(100))
+    second = live(module_path / "second", model, beside_another(cache, other), cache, BRIEF)
     return first, second
 
 

@@ -18,13 +18,12 @@ TESTS = str(Path(__file__).parent.parent)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder = tmp_path_factory.mktemp("latent")
-    cache = folder / "cache"
+def run(module_path: Path) -> Run:
+    cache = module_path / "cache"
     rangectl("init", str(cache), "--capacity", "128MiB")
     return run_vllm(
-        folder / "run",
-        write_mla_model(folder / "model"),
+        module_path / "run",
+        write_mla_model(module_path / "model"),
         [
             {"prompts": [PROMPT], "max_tokens": ANSWER_COUNT, "extra": {"cache_salt": "plain"}},
             {"prompts": [PROMPT], "max_tokens": 1},

@@ -64,9 +64,8 @@ class Lives:
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
-    folder = tmp_path_factory.mktemp("parallel")
-    cache = folder / "cache"
+def lives(module_path: Path, model: Path) -> Lives:
+    cache = module_path / "cache"
     rangectl("init", str(cache), "--capacity", "1GiB", "--world-size", "2")
     connector = {"store": str(cache), "lookup_timeout_ms": 10_000, "load_mode": "layerwise"}
 
@@ -74,7 +73,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
         return [inspection.read_store(place.path) for place in stores.list_stores(str(cache))]
 
     first = run_vllm(
-        folder / "first",
+        module_path / "first",
         model,
         [{"prompts": [LONG], "max_tokens": 1}],  # ends in the step that it is computed in
         connector=connector,
@@ -83,7 +82,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
     after_first = reports()
     flip_byte_of(after_first[1], LONG, layer_index=2, token=DAMAGED_TOKEN)
     damaged = run_vllm(
-        folder / "damaged",
+        module_path / "damaged",
         model,
         [
             {"prompts": [BRANCH]},
@@ -98,7 +97,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
     rangectl("format", after_damaged[0].path, "--yes")
     with Listener() as listener, listener.following():
         wiped = run_vllm(
-            folder / "wiped",
+            module_path / "wiped",
             model,
             [
                 {"prompts": [LONG]},

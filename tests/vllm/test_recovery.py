@@ -153,9 +153,8 @@ def kill_under_load(
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Story:
-    folder = tmp_path_factory.mktemp("recovery")
-    cache = folder / "cache"
+def story(module_path: Path, model: Path) -> Story:
+    cache = module_path / "cache"
     cache.mkdir()
     transfer = {
         "kv_connector": "RangeConnector",
@@ -171,7 +170,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Story:
     }
     found = Story()
     for number, kill in enumerate([*KILLS, None]):
-        with serving(folder / str(number), model, transfer) as server:
+        with serving(module_path / str(number), model, transfer) as server:
             found.opened.append(re.findall(r"range: open.*", server.log)[-1])
             for anchor in found.anchors[len(found.cached) :]:
                 tokens, cached = ask(server, anchor)

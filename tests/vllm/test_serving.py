@@ -126,9 +126,8 @@ class Lives:
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
-    folder = tmp_path_factory.mktemp("lives")
-    cache = folder / "cache"
+def lives(module_path: Path, model: Path) -> Lives:
+    cache = module_path / "cache"
     rangectl("init", str(cache), "--capacity", "2GiB")
     # A loaded machine must not turn hits into misses here.
     connector = {"store": str(cache), "lookup_timeout_ms": 10_000, "load_mode": "layerwise"}
@@ -138,7 +137,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
         return inspection.read_store(place.path)
 
     plain_run = run_vllm(
-        folder / "plain",
+        module_path / "plain",
         model,
         [*({"prompts": batch} for batch in ALL_BATCHES), SCORED, *CHAT, PREEMPTED],
         environment=IN_PROCESS,
@@ -151,18 +150,18 @@ def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
         )
         for prompt, output in zip(batch, outputs, strict=True)
     }
-    first = run_vllm(folder / "first", model, [{"prompts": [LONG]}], connector=connector)
+    first = run_vllm(module_path / "first", model, [{"prompts": [LONG]}], connector=connector)
     after_first = report()
     inspect_first = rangectl("inspect", str(cache))
     second = run_vllm(
-        folder / "second",
+        module_path / "second",
         model,
         list(SECOND.values()),
         connector=connector,
     )
     flip_byte_of(report(), LONG, layer_index=2, token=500)
     damaged = run_vllm(
-        folder / "damaged",
+        module_path / "damaged",
         model,
         [{"prompts": DAMAGED_BATCH}, {"prompts": [DAMAGED], "reset": "local", "patience_s": 60}],
         connector=connector,
@@ -171,7 +170,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
     after_damaged = report()
     # What a journal saves of a killed session is seen in test_recovery; this one has none.
     killed = run_vllm(
-        folder / "killed",
+        module_path / "killed",
         model,
         [
             *({"prompts": batch} for batch in ([BRANCH], CHUNKED_BATCH, [CHUNKED_MORE])),
@@ -187,7 +186,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
     )
     after_killed = report()
     last = run_vllm(
-        folder / "last",
+        module_path / "last",
         model,
         [
             {"prompts": [LONG]},
@@ -200,7 +199,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Lives:
     flip_byte_of(report(), LONG, layer_index=2, token=1500)
     flip_byte_of(report(), SCORED["prompts"][0], layer_index=1, token=200)
     aborted = run_vllm(
-        folder / "aborted",
+        module_path / "aborted",
         model,
         ABORTED,
         connector=connector,

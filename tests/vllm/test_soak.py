@@ -84,15 +84,14 @@ def kill_a_worker(server: Server) -> None:
 
 
 @pytest.fixture(scope="module")
-def soak(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Soak:
-    folder = tmp_path_factory.mktemp("soak")
-    (folder / "cache").mkdir()
+def soak(module_path: Path, model: Path) -> Soak:
+    (module_path / "cache").mkdir()
     transfer = {
         "kv_connector": "RangeConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
-            "store": str(folder / "cache"),
+            "store": str(module_path / "cache"),
             "capacity": "96MiB",  # so small that it evicts
             "save_bank": "4MiB",
             "lookup_timeout_ms": 10_000,
@@ -108,12 +107,12 @@ def soak(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Soak:
     half = len(MIX) // 2
     rest = MIX
     if LONG:
-        with serving(folder / "killed", model, transfer, *arguments, **environment) as server:
+        with serving(module_path / "killed", model, transfer, *arguments, **environment) as server:
             ask_all(server, MIX[:half], found)
             kill_a_worker(server)
             found.logs.append(server.log)
         rest = MIX[half:]
-    with serving(folder / "last", model, transfer, *arguments, **environment) as server:
+    with serving(module_path / "last", model, transfer, *arguments, **environment) as server:
         ask_all(server, rest, found)
         prompts = {tuple(prompt) for prompt, _ in found.answers}
         for number, prompt in enumerate(sorted(prompts)):
@@ -123,7 +122,8 @@ def soak(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Soak:
         found.returncode = server.terminate()
         found.logs.append(server.log)
     found.reports = [
-        inspection.read_store(place.path) for place in stores.list_stores(str(folder / "cache"))
+        inspection.read_store(place.path)
+        for place in stores.list_stores(str(module_path / "cache"))
     ]
     return found
 
