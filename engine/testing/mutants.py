@@ -357,8 +357,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "reading ahead takes the last bank",
         RestoreCoordinator,
         "_pump",
-        "while self.banks.free_count > 1:",
-        "while self.banks.free_count > 0:",
+        "banked=self.banks.free_count > 1",
+        "banked=self.banks.free_count > 0",
         ("read-bank.free.prefetch-leaves-one",),
     ),
     Mutant(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rangekv.engine.devices.cpu import BlockIds, CpuDevice
 from rangekv.engine.devices.fence import FenceState
@@ -26,6 +26,13 @@ from rangekv.format.errors import TicketError, TransferError
 from rangekv.format.geometry import Geometry
 
 OVERDUE_MAX = 2  # reads past their deadline while others are still begun
+
+
+class _Room(NamedTuple):
+    """Which kinds of read may begin now: through a bank, straight into blocks."""
+
+    banked: bool
+    direct: bool = False
 
 
 class RestoreCoordinator:
@@ -156,30 +163,37 @@ class RestoreCoordinator:
 
         Within a restore as many at a time as `Restore.may_read` allows.
         """
-        while (restore := self._next(RestoreState.BOUND, self._may_start)) is not None:
+        while (restore := self._next(RestoreState.BOUND, self._room())) is not None:
             if restore.pending[0].direct:
                 self._start_direct(restore)
             else:
                 self._start_read(restore)
-        while self.banks.free_count > 1:
-            restore = self._next(RestoreState.PREFETCH, self._may_read_ahead)
-            if restore is None:
-                return
+        # What can go straight into its blocks is not read ahead into a bank.
+        while restore := self._next(RestoreState.PREFETCH, _Room(banked=self.banks.free_count > 1)):
             self._start_read(restore)
 
-    def _next(self, state: RestoreState, may: Callable[[Span], bool]) -> Restore | None:
-        waiting = (r for r in self._active if r.state is state and r.may_read and may(r.pending[0]))
-        return min(waiting, key=lambda r: r.pending[0].layer_first, default=None)
+    def _next(self, state: RestoreState, room: _Room) -> Restore | None:
+        """Return the restore whose next read comes first; of a kind that there is room for."""
+        if not (room.banked or room.direct):
+            return None
+        waiting = (
+            restore
+            for restore in self._active
+            if restore.state is state
+            and restore.may_read
+            and (room.direct if restore.pending[0].direct else room.banked)
+        )
+        return min(waiting, key=lambda restore: restore.pending[0].layer_first, default=None)
 
-    def _may_start(self, span: Span) -> bool:
-        """Whether there is room for a scheduled read; one that must wait holds up no other kind."""
-        if span.direct:
-            return self._direct_reads < self._direct_reads_max
-        return self.banks.free_count > 0 or self._read_ahead() is not None
+    def _room(self) -> _Room:
+        """Return what scheduled reads there is room for; one kind that must wait holds up no other.
 
-    def _may_read_ahead(self, span: Span) -> bool:
-        # What can go straight into its blocks is not read ahead into a bank.
-        return not span.direct
+        Looked at once for all restores: each event comes here.
+        """
+        return _Room(
+            banked=self.banks.free_count > 0 or self._read_ahead() is not None,
+            direct=self._direct_reads < self._direct_reads_max,
+        )
 
     def _read_ahead(self) -> Restore | None:
         """Return the latest restore that holds bytes which nobody has claimed yet."""
