@@ -1,7 +1,8 @@
 """The scheduler's end of the ranks' lookup sockets: one question, one deadline, else no answer.
 
-Keeps framing intact across timeouts, collects tickets of late answers and rests a rank that stays
-silent; never raises for what a rank does and never decides what an answer means.
+Calls a rank in its own process without a socket, keeps framing intact across timeouts, collects
+tickets of late answers and rests a rank that stays silent; never raises for what a rank does and
+never decides what an answer means.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from rangekv.engine.connector import registry
 from rangekv.engine.connector.messages import (
     ANSWER_BYTES_MAX,
     FrameError,
@@ -24,18 +26,24 @@ logger = logging.getLogger("vllm.rangekv")
 SILENCES_MAX = 3  # unanswered questions in a row before the rank rests
 REST_S = 5.0
 _RECEIVE_BYTES = 1 << 16
+# A call cannot be given up at its deadline. A lookup waits for the engine's lock alone, for which
+# the one thread of scheduler and worker waits in every step anyway; a reset waits for the disk.
+_CALLED = ("lookup",)
 
 
 class RankLink:
     """Asks one rank, `post` and then `collect`; used by one thread.
 
     `late_tickets` are promises that came after their deadline; whoever takes them releases them.
+    `calls` counts the questions to a rank in this process, which took no socket.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.late_tickets: list[int] = []
         self.unanswered = 0
+        self.calls = 0
+        self._called: list[Any] | None = None  # what the last question got, if it was a call
         self._socket: socket.socket | None = None
         self._reader = FrameReader(ANSWER_BYTES_MAX)
         self._sequence = 0
@@ -52,10 +60,14 @@ class RankLink:
         if self.rests or time.monotonic() >= deadline:
             return False
         self._sequence += 1
+        message = [self._sequence, kind, *arguments]
+        server = registry.server_at(self.path) if kind in _CALLED else None
+        if server is not None:
+            return self._call(server, message, deadline)
         try:
             connection = self._connected(deadline)
             connection.settimeout(_left(deadline))
-            connection.sendall(encode_frame([self._sequence, kind, *arguments]))
+            connection.sendall(encode_frame(message))
         except OSError as error:
             self.close()  # half a frame may be on the wire
             self._note_silence(error)
@@ -84,7 +96,25 @@ class RankLink:
         self._socket = None
         self._reader = FrameReader(ANSWER_BYTES_MAX)
 
+    def _call(self, server: registry.Server, message: list[Any], deadline: float) -> bool:
+        """Ask a rank in this process; the answer of one that took too long is late as any is."""
+        self.calls += 1
+        try:
+            answer = server.reply(message)
+        except OSError as error:
+            self._note_silence(error)
+            return False
+        if time.monotonic() > deadline:
+            self._note_late(answer)
+            self._note_silence(TimeoutError("deadline"))
+            return False
+        self._called = answer
+        return True
+
     def _receive(self, deadline: float) -> list[Any]:
+        called, self._called = self._called, None
+        if called is not None:
+            return called
         connection = self._socket
         if connection is None:
             raise ConnectionResetError("the connection is closed")
@@ -146,6 +176,10 @@ class RankGroup:
     @property
     def unanswered(self) -> int:
         return sum(link.unanswered for link in self._links)
+
+    @property
+    def calls(self) -> int:
+        return sum(link.calls for link in self._links)
 
     @property
     def rests(self) -> bool:

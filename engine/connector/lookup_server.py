@@ -1,6 +1,7 @@
 """The worker's end of the lookup socket: accepts, checks the peer, answers frame by frame.
 
-Hands every message to one callable and frames what it returns; knows nothing of lookups itself.
+Hands every message, from its own process as well, to one callable and frames what it returns; knows
+nothing of lookups itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rangekv.engine.connector import registry
 from rangekv.engine.connector.endpoint import UNBORN_SUFFIX, is_same_user
 from rangekv.engine.connector.messages import (
     REQUEST_BYTES_MAX,
@@ -32,8 +34,9 @@ Answer = Callable[[str, list[Any]], list[Any]]
 class LookupServer:
     """Listens on `path` from construction to `close`.
 
-    `answer(kind, arguments)` runs on its threads and returns the values of the reply; a RangeError
-    that it raises travels as code and message, anything else is logged and travels as `internal`.
+    `answer(kind, arguments)` runs on its threads, several at once, and on those that call `reply`.
+    It returns the values of the reply; a RangeError that it raises travels as code and message,
+    anything else is logged and travels as `internal`.
     """
 
     def __init__(self, path: str, answer: Answer, affinity: frozenset[int]) -> None:
@@ -53,6 +56,19 @@ class LookupServer:
         self._listener.listen(CONNECTIONS_MAX)
         os.rename(fresh, path)
         self._start(self._accept, "range-lookup")
+        registry.enter(path, self)
+
+    def reply(self, message: list[Any]) -> list[Any]:
+        """Return the message that answers `message`, as the socket would carry it.
+
+        For callers in this process, in their thread: it lasts as long as the answer takes. Raises
+        ConnectionResetError where the server is closed by then: what was promised is void.
+        """
+        reply = self._reply(message)
+        with self._lock:
+            if self._closed:
+                raise ConnectionResetError("the server is closed")
+        return reply
 
     def close(self) -> None:
         """Stop listening and drop every connection; idempotent."""
@@ -61,6 +77,7 @@ class LookupServer:
                 return
             self._closed = True
             connections = list(self._connections)
+        registry.leave(self.path, self)
         for each in (self._listener, *connections):
             try:
                 each.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on it

@@ -277,7 +277,8 @@ class SchedulerSide:
     def close(self) -> None:
         """Drop the connections and log what this side has counted."""
         self.promises.ranks.close()
-        counts = " ".join(f"{name}={n}" for name, n in sorted(self.totals().items()))
+        totals = self.totals() | {"lookups_in_process": self.promises.ranks.calls}
+        counts = " ".join(f"{name}={n}" for name, n in sorted(totals.items()))
         logger.info("range: scheduler %s", counts)
 
     def totals(self) -> dict[str, int]:

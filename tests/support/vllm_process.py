@@ -78,6 +78,11 @@ class Run:
         return (self.counters_of_ranks or [{}])[-1]
 
     @property
+    def counters_of_scheduler(self) -> dict[str, str]:
+        """The counters that the scheduler side logs when it closes."""
+        return (_fields(self.log, "range: scheduler ") or [{}])[-1]
+
+    @property
     def counters_of_ranks(self) -> list[dict[str, str]]:
         """The counters of each rank, in no order."""
         return _fields(self.log, "range: lookups=", "lookups=")

@@ -36,7 +36,7 @@ class FakeRanks:
     def __init__(self, *hits: int | None) -> None:
         self.each = [FakeRank(hit) for hit in hits]
         self.late: list[tuple[int, int]] = []
-        self.unanswered = 0
+        self.unanswered = self.calls = 0
         self.rests = False
 
     def __len__(self) -> int:

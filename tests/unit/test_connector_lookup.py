@@ -1,4 +1,4 @@
-"""The lookup socket: answers, deadlines, late answers, hostile frames, private folder."""
+"""Lookups by socket and by a call: answers, deadlines, late answers; hostile frames, the folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rangekv.engine.connector import lookup_client
+from rangekv.engine.connector import lookup_client, registry
 from rangekv.engine.connector.endpoint import UNBORN_SUFFIX, private_folder, socket_path, sweep
 from rangekv.engine.connector.lookup_client import RankGroup, RankLink
 from rangekv.engine.connector.lookup_server import LookupServer
@@ -23,7 +23,9 @@ CPUS = frozenset(os.sched_getaffinity(0))
 
 
 class Rank:
-    """A server whose lookups wait for `gate` when their argument asks for it."""
+    """A server whose lookups wait for `gate` when their argument asks for it, or lose patience."""
+
+    patience_s = 10.0
 
     def __init__(self, path: str) -> None:
         self.gate = threading.Event()
@@ -31,12 +33,12 @@ class Rank:
         self.server = LookupServer(path, self.answer, CPUS)
 
     def answer(self, kind: str, arguments: list[Any]) -> list[Any]:
-        if kind == "refuse":
+        if arguments[0] == "refuse":
             raise UsageError("no", "not like this")
-        if kind == "break":
+        if arguments[0] == "break":
             raise ZeroDivisionError
         if arguments[1:] == ["slow"]:
-            self.gate.wait(10)
+            self.gate.wait(self.patience_s)
         self.answered.set()
         return [arguments[0], 32, None]
 
@@ -46,8 +48,18 @@ def ask(link: RankLink, kind: str, *arguments: Any, deadline_s: float) -> list[A
     return link.collect(deadline) if link.post(kind, *arguments, deadline=deadline) else None
 
 
+@pytest.fixture(params=["socket", "call"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How ranks of this process are asked; what comes back must not depend on it."""
+    if request.param == "socket":
+        monkeypatch.setattr(registry, "server_at", lambda path: None)
+    else:
+        monkeypatch.setattr(Rank, "patience_s", 0.3)  # the caller waits for it
+    return str(request.param)
+
+
 @pytest.fixture
-def rank(tmp_path: Path) -> Iterator[Rank]:
+def rank(tmp_path: Path, way: str) -> Iterator[Rank]:
     served = Rank(str(tmp_path / "r.sock"))
     yield served
     served.gate.set()
@@ -61,15 +73,17 @@ def link(rank: Rank) -> Iterator[RankLink]:
     made.close()
 
 
-def test_answers(link: RankLink) -> None:
+def test_answers(link: RankLink, way: str) -> None:
     assert ask(link, "lookup", 7, deadline_s=5) == [7, 32, None]
     assert ask(link, "lookup", 8, b"x" * 2_000_000, deadline_s=5) == [8, 32, None]
+    assert link.calls == (2 if way == "call" else 0)
 
 
 def test_errors_and_defects_become_no_answer_and_the_rank_goes_on(link: RankLink) -> None:
-    assert ask(link, "refuse", deadline_s=5) is None
-    assert ask(link, "break", deadline_s=5) is None
+    assert ask(link, "lookup", "refuse", deadline_s=5) is None
+    assert ask(link, "lookup", "break", deadline_s=5) is None
     assert ask(link, "lookup", 9, deadline_s=5) == [9, 32, None]
+    assert link.unanswered == 0  # a rank that refuses is not silent
 
 
 def test_late_answer_gives_its_ticket_back(rank: Rank, link: RankLink) -> None:

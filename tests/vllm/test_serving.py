@@ -429,6 +429,13 @@ def test_request_preempted_right_after_a_failed_restore_starts_anew(lives: Lives
         assert output.logprobs == pytest.approx(plain.logprobs, abs=1e-3)
 
 
+def test_scheduler_and_worker_in_one_process_need_no_socket_for_lookups(lives: Lives) -> None:
+    for run in (lives.damaged, lives.last, lives.aborted):
+        assert run.counters_of_scheduler["lookups_in_process"] == run.counters["lookups"] != "0"
+    far = lives.second
+    assert far.counters_of_scheduler["lookups_in_process"] == "0" != far.counters["lookups"]
+
+
 def test_what_sigterm_would_do_is_said_at_start(lives: Lives) -> None:
     assert "lets SIGTERM kill the workers" in lives.first.log
 
