@@ -22,6 +22,7 @@ from support.vllm_process import BLOCK_TOKENS, ENVIRONMENT
 START_S = 240
 END_S = 60
 # The worker in the engine core's process, where nobody kills it alone: the start takes less.
+# It needs IN_PROCESS as well: without it vLLM makes `mp` of it on a CPU.
 UNI = ("--distributed-executor-backend", "uni")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.vllm_http import UNI, serving
-from support.vllm_process import BLOCK_TOKENS, rangectl
+from support.vllm_process import BLOCK_TOKENS, IN_PROCESS, rangectl
 
 RANDOM = random.Random(8)
 MINIMUM = 2 * BLOCK_TOKENS
@@ -76,7 +76,8 @@ def beside_another(cache: Path, other: Path) -> dict[str, Any]:
 def live(
     folder: Path, model: Path, transfer: dict[str, Any], cache: Path, opening: list[int]
 ) -> Life:
-    with serving(folder, model, transfer, "--shutdown-timeout", "30", *UNI) as server:
+    arguments = ("--shutdown-timeout", "30", *UNI)
+    with serving(folder, model, transfer, *arguments, **IN_PROCESS) as server:
         server.complete(opening)
         answers = {
             "long": server.complete(LONG),

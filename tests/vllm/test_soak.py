@@ -18,7 +18,7 @@ import pytest
 from rangekv.engine import inspection, stores
 from support.effort import LONG, effort
 from support.vllm_http import UNI, Server, serving
-from support.vllm_process import BLOCK_TOKENS
+from support.vllm_process import BLOCK_TOKENS, IN_PROCESS
 
 REQUESTS = effort(120, 1000)
 AT_ONCE = 6
@@ -103,7 +103,7 @@ def soak(module_path: Path, model: Path) -> Soak:
         *(() if LONG else UNI),
     ]
     found = Soak()
-    environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"} | ({} if LONG else IN_PROCESS)
     half = len(MIX) // 2
     rest = MIX
     if LONG:
@@ -150,6 +150,14 @@ def test_nothing_is_leaked(soak: Soak) -> None:
     assert log.count("range: close state=clean") == 2
     assert log.count("leases_open=0 ") == log.count("leases_open=") > 0
     assert log.count("banks_quarantined=0 ") == log.count("banks_quarantined=") > 0
+
+
+@pytest.mark.skipif(LONG, reason="its workers have processes of their own")
+def test_each_replica_looks_up_in_its_own_process(soak: Soak) -> None:
+    calls = re.findall(r"range: scheduler .*lookups_in_process=(\d+)", soak.logs[-1])
+    lookups = re.findall(r"range: lookups=(\d+)", soak.logs[-1])
+    assert len(calls) == 2
+    assert sorted(calls) == sorted(lookups)
 
 
 def test_each_replica_has_its_own_store(soak: Soak) -> None:
