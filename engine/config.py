@@ -11,6 +11,7 @@ VERIFY_POLICIES = ("always", "first-touch", "off")
 PLACEMENTS = ("auto", "direct", "banks")
 RECOVERIES = ("journal", "discard")
 PAYLOADS = ("posix", "compat", "gds")
+DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class EngineConfig:
     """Settings of one engine; sizes in bytes, times in seconds.
 
     `read_bank` and `save_bank` are upper bounds: an engine never holds a bank larger than one pack.
+    `device` says where paged KV and banks lie: `cpu`, or `cuda` for torch's current GPU. Without a
+    `save_bank` it is 32 MiB, on a GPU 256 MiB or what there is room for.
     `affinity` names the CPUs that Range's threads may use (None = those of the opening thread).
     `placement` says how restored bytes reach paged KV: `banks` copies them out of banks, `direct`
     reads them straight into their blocks and refuses paged KV that does not allow it, `auto` does
@@ -33,13 +36,14 @@ class EngineConfig:
     read_bank: int = 32 * MIB
     read_banks: int = 8
     read_workers: int = 8
-    save_bank: int = 32 * MIB
+    save_bank: int | None = None
     save_banks: int = 8
     ticket_deadline_s: float = 60.0
     restore_deadline_s: float = 30.0
     close_deadline_s: float = 3.0
     lock_wait_s: float = 15.0
     placement: str = "auto"
+    device: str = "cpu"
     payload: str = "posix"
     recovery: str = "journal"
     commit_interval_s: float = 5.0
@@ -65,6 +69,11 @@ class EngineConfig:
                 "bad-setting",
                 f"payload is {self.payload!r}, expected one of {', '.join(PAYLOADS)}",
             )
+        if self.device not in DEVICES:
+            raise UsageError(
+                "bad-setting",
+                f"device is {self.device!r}, expected one of {', '.join(DEVICES)}",
+            )
         if self.recovery not in RECOVERIES:
             raise UsageError(
                 "bad-setting",
@@ -82,7 +91,7 @@ class EngineConfig:
                 )
         for name in ("read_bank", "save_bank"):
             size = getattr(self, name)
-            if size < 4096 or size % 4096:
+            if size is not None and (size < 4096 or size % 4096):
                 raise UsageError(
                     "bad-setting", f"{name} is {size} bytes, expected a multiple of 4096"
                 )

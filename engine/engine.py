@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from rangekv.engine.commits import Committer
 from rangekv.engine.config import EngineConfig
-from rangekv.engine.devices.cpu import CpuDevice
+from rangekv.engine.devices.open import open_device
 from rangekv.engine.events import EventQueue
 from rangekv.engine.files import OS_FILES, Files
 from rangekv.engine.index import image
@@ -28,10 +28,12 @@ from rangekv.engine.index.tickets import (
     pack_block_ids,
     pack_tokens,
 )
+from rangekv.engine.payload.io import PayloadIO
 from rangekv.engine.payload.path import open_payload
 from rangekv.engine.payload.pool import WorkerPool
 from rangekv.engine.stats import Counters, Stats, flatten
 from rangekv.engine.store import UNRETURNED, UNRETURNED_COMMIT, CloseResult, OpenResult, Store
+from rangekv.engine.transfer.bank_sizes import bank_sizes
 from rangekv.engine.transfer.banks import BankSet
 from rangekv.engine.transfer.desk import TicketDesk
 from rangekv.engine.transfer.restore import Restore
@@ -40,7 +42,7 @@ from rangekv.engine.transfer.save import Save
 from rangekv.engine.transfer.saves import SaveCoordinator
 from rangekv.format.checksum import Octets
 from rangekv.format.errors import ExitCode, UsageError
-from rangekv.format.geometry import ALIGNMENT, Geometry, ModelGeometry
+from rangekv.format.geometry import Geometry, ModelGeometry
 from rangekv.format.layout import COUNTER_MAX
 from rangekv.format.namespace import Namespace
 from rangekv.format.tables import Tables
@@ -75,10 +77,12 @@ class Engine:
         *,
         events: EventQueue | None = None,
         pool_type: type[WorkerPool] = WorkerPool,
+        payload: Callable[..., PayloadIO] = open_payload,
     ) -> None:
         """Take over an open store; `open` is the usual way in.
 
-        Tests give their own order of events: a queue with its clock, and the pool that feeds it.
+        Tests give their own order of events, a queue with its clock and the pool that feeds it, and
+        their own way of bytes.
         """
         self.config = config
         self.store = store
@@ -92,21 +96,32 @@ class Engine:
         self._catalog = Catalog(self.geometry, self._counters)
         if store.tables is not None:
             image.load(self._catalog, store.tables)
-        self._read_banks = BankSet(config.read_banks, self._bank_bytes("read_bank"))
-        self._save_banks = BankSet(config.save_banks, self._bank_bytes("save_bank"))
-        self._payload = open_payload(
+        self._device = open_device(
+            config.device, self.geometry.layer_count, self.geometry.block_bytes
+        )
+        sizes = bank_sizes(config, self.geometry, self._device.free_bytes())
+        take = self._device.bank_memory
+        self._read_banks = BankSet(config.read_banks, sizes.read, take)
+        self._save_banks = BankSet(config.save_banks, sizes.save, take)
+        self._payload = payload(
             config.payload,
             store.files,
             store.pack_fd,
             store_path=store.path,
             direct=store.io_path == "posix-direct",
             threads=config.read_workers,
-            device_memory=False,
+            device_memory=not self._device.in_host_memory,
         )
+        try:
+            for banks in (self._read_banks, self._save_banks):
+                for bank in banks.banks:
+                    self._payload.register(self._device.payload_view(bank.memory))
+        except BaseException:
+            self._payload.close()
+            raise
         # Last of what can be refused: threads cannot be taken back.
         affinity = config.affinity or frozenset(os.sched_getaffinity(0))
         self._pool = pool_type(self._events, config.read_workers, affinity)
-        self._device = CpuDevice(self.geometry.layer_count, self.geometry.block_bytes)
         self._restores = RestoreCoordinator(
             geometry=self.geometry,
             events=self._events,
@@ -167,12 +182,14 @@ class Engine:
         geometry: ModelGeometry,
         config: EngineConfig | None = None,
         files: Files | None = None,
+        **parts: Any,
     ) -> Engine:
         """Open the store at `path` for writing and start an engine on it.
 
         `open_result` says whether its content was kept (warm, or recovered from the journal of a
         session that did not close) or discarded (cold, with the reason).
         A blank store is bound to `namespace` and `geometry`. Raises the errors of Store.open.
+        `parts` are those of the constructor, for tests.
         """
         config = config or EngineConfig()
         store = Store.open(
@@ -187,7 +204,7 @@ class Engine:
             recover=config.recovery == "journal",
         )
         try:
-            return cls(store, config)
+            return cls(store, config, **parts)
         except BaseException:
             # Nothing was written: what the open accepted is published again, nothing is lost.
             store.close(store.tables or Tables.empty())
@@ -208,26 +225,13 @@ class Engine:
             return "first-touch"
         return self.config.verify
 
-    def _bank_bytes(self, name: str) -> int:
-        """Return the size of a bank: the setting, at most one pack, at least one page."""
-        geometry = self.geometry
-        wanted: int = getattr(self.config, name)
-        room = -(-geometry.page_bytes // ALIGNMENT) * ALIGNMENT
-        if name == "save_bank" and geometry.block_bytes % ALIGNMENT:
-            room += geometry.write_align_bytes + ALIGNMENT
-        if wanted < room:
-            raise UsageError(
-                "bank-too-small",
-                f"{name} is {wanted} bytes; a checksum page of this model needs {room}",
-            )
-        return max(room, min(wanted, geometry.pack_bytes)) // ALIGNMENT * ALIGNMENT
-
     # -- paged KV --------------------------------------------------------------------------------
 
     def attach(self, layers: Sequence[Any]) -> None:
         """Take the paged KV: one writable uint8 buffer [block_count, block_bytes] per layer.
 
-        Called once, before the first claim or save. The caller keeps the buffers alive until close.
+        With device `cuda` they are tensors on the GPU. Called once, before the first claim or save.
+        The caller keeps the buffers alive until close.
         """
         with self._events.lock:
             self._device.attach(layers)
@@ -243,6 +247,8 @@ class Engine:
         """Return why restored bytes go through banks, or None where blocks are read in place."""
         if self.config.placement == "banks":
             return "as the setting says"
+        if not self._device.in_host_memory:
+            return "it lies in a GPU's memory"
         if self.store.io_path != "posix-direct":
             return f"the pack is read {self.store.io_path}"
         if self.config.placement == "auto" and self.geometry.block_bytes < DIRECT_BLOCK_BYTES_MIN:

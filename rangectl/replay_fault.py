@@ -102,6 +102,13 @@ def list_cases(*, owner: str | None, as_json: bool) -> int:
 @_seed_option
 @_dir_option
 @click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    type=click.Choice(["cpu", "cuda"]),
+    help="Where paged KV and banks lie; with cuda, bytes go from the files through the host.",
+)
+@click.option(
     "--self-test", is_flag=True, help="Run engines that lack a rule: the cases must catch them."
 )
 @json_option
@@ -111,6 +118,7 @@ def run(
     owner: str | None,
     seed: int,
     folder: Path,
+    device: str,
     self_test: bool,
     as_json: bool,
 ) -> int:
@@ -120,16 +128,24 @@ def run(
         return run_self_test(folder, seed, as_json=as_json)
     out = Output("replay-fault-case", as_json=as_json)
     verdicts: Counter[str] = Counter()
+    if device == "cuda":
+        # Imported late: numpy is needed for the run, not for the help.
+        from rangekv.engine.devices.open import open_device
+
+        open_device(device, 1, 4096)  # what is missing is said once, not by every case
     for case in _chosen(case_ids, owner):
-        outcome, kept = _play(case, folder, seed)
+        outcome, kept = _play(case, folder, seed, device)
         verdicts[outcome.verdict.name] += 1
-        out.line(outcome.held, _as_json(outcome, seed, kept), _as_text(outcome, seed, kept))
+        repeat = _repeat(outcome, seed, device)
+        out.line(outcome.held, _as_json(outcome, kept, repeat), _as_text(outcome, kept, repeat))
     held, violated, absent = (verdicts[name] for name in ("HELD", "VIOLATED", "ABSENT"))
     total = Output("replay-fault", as_json=as_json)
     line = f"{held} of {held + violated} cases held, seed {seed}"
+    if device != "cpu":
+        line += f", device {device}"
     if absent:
         line += f"; {absent} absent: this engine has no such state"
-    counts = {"seed": seed, "held": held, "violated": violated, "absent": absent}
+    counts = {"seed": seed, "device": device, "held": held, "violated": violated, "absent": absent}
     total.line(not violated, counts, [line])
     return ExitCode.CHECK_FAILED if violated else ExitCode.OK
 
@@ -153,18 +169,21 @@ def trace(*, place: Path, folder: Path, as_json: bool) -> int:
     parted = traces.first_difference(then.calls, outcome.calls)
     human = [f"then: {then.violation or 'held'}", f"now: {outcome.violation or 'held'}"]
     human.append(parted or f"the same {len(then.calls)} operations on files")
-    fields = _as_json(outcome, then.seed, kept) | {"then": then.violation, "parted": parted}
+    fields = _as_json(outcome, kept, _repeat(outcome, then.seed)) | {
+        "then": then.violation,
+        "parted": parted,
+    }
     Output("replay-fault-trace", as_json=as_json).result(outcome.held, fields, human)
     return ExitCode.OK if outcome.held else ExitCode.CHECK_FAILED
 
 
-def _play(case: Case, folder: Path, seed: int) -> tuple[Outcome, Path | None]:
+def _play(case: Case, folder: Path, seed: int, device: str = "cpu") -> tuple[Outcome, Path | None]:
     """Play a case in a scratch directory; keep store and trace only where a rule was broken."""
     from rangekv.engine.testing import trace as traces
     from rangekv.engine.testing.case import run_case
 
     with scratch_directory(folder, "fault") as place:
-        outcome = run_case(case, place, seed)
+        outcome = run_case(case, place, seed, device=device)
         if outcome.held:
             return outcome, None
         kept = _unused(folder / f"range-fault-{case.case_id}-{seed}")
@@ -203,7 +222,7 @@ def _chosen(case_ids: Sequence[str], owner: str | None) -> list[Case]:
     return chosen if case_ids else cases
 
 
-def _as_json(outcome: Outcome, seed: int, kept: Path | None) -> dict[str, Any]:
+def _as_json(outcome: Outcome, kept: Path | None, repeat: str) -> dict[str, Any]:
     return {
         "id": outcome.case.case_id,
         "owner": outcome.case.owner,
@@ -214,11 +233,11 @@ def _as_json(outcome: Outcome, seed: int, kept: Path | None) -> dict[str, Any]:
         "violation": outcome.violation,
         "milliseconds": round(outcome.milliseconds, 1),
         "kept": None if kept is None else str(kept),
-        "repeat": _repeat(outcome, seed),
+        "repeat": repeat,
     }
 
 
-def _as_text(outcome: Outcome, seed: int, kept: Path | None) -> Iterator[str]:
+def _as_text(outcome: Outcome, kept: Path | None, repeat: str) -> Iterator[str]:
     yield (
         f"{outcome.verdict.value:<9} {outcome.case.case_id:<46}"
         f" {outcome.milliseconds:6.0f} ms  {' → '.join(outcome.states)}"
@@ -228,8 +247,9 @@ def _as_text(outcome: Outcome, seed: int, kept: Path | None) -> Iterator[str]:
     if outcome.violation is not None:
         yield f"{'':<10}{outcome.violation}"
         yield f"{'':<10}kept: {kept}"
-        yield f"{'':<10}repeat: {_repeat(outcome, seed)}"
+        yield f"{'':<10}repeat: {repeat}"
 
 
-def _repeat(outcome: Outcome, seed: int) -> str:
-    return f"rangectl replay-fault run {outcome.case.case_id} --seed {seed}"
+def _repeat(outcome: Outcome, seed: int, device: str = "cpu") -> str:
+    line = f"rangectl replay-fault run {outcome.case.case_id} --seed {seed}"
+    return line if device == "cpu" else f"{line} --device {device}"

@@ -8,11 +8,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
+from rangekv.engine.devices.device import BlockIds, Lane, Strip
 from rangekv.engine.devices.fence import Fence, FenceState
 from rangekv.format.errors import UsageError
 from rangekv.format.geometry import ALIGNMENT
@@ -20,7 +22,6 @@ from rangekv.format.geometry import ALIGNMENT
 log = logging.getLogger("rangekv.engine")
 
 Bytes = npt.NDArray[np.uint8]
-BlockIds = npt.NDArray[np.int64]
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not exported by the mmap module
 _HUGE_PAGE = 2 << 20
@@ -50,10 +51,16 @@ def bank_memory(size_bytes: int) -> Bytes:
     return memory[:size_bytes]
 
 
-class CpuDevice:
-    """Paged KV of one rank in host memory.
+class HostLane:
+    """The order of copies that have ended when they return."""
 
-    `attach` keeps views of the caller's buffers; the caller keeps the buffers alive until close.
+    def follow(self) -> None:
+        """Nothing runs behind the host's back."""
+
+
+class CpuDevice:
+    """Paged KV of one rank in host memory: see `Device`.
+
     Copies are synchronous: the returned fence is settled.
     """
 
@@ -64,6 +71,11 @@ class CpuDevice:
         self._layers: list[npt.NDArray[Any]] = []
         # Rows of 8-byte words copy markedly faster than rows of single bytes.
         self._word = np.dtype(np.int64) if block_bytes % 8 == 0 else np.dtype(np.uint8)
+
+    in_host_memory = True
+
+    def free_bytes(self) -> None:
+        """See `Device`."""
 
     @property
     def attached(self) -> bool:
@@ -113,19 +125,16 @@ class CpuDevice:
         return all(layer.flags.c_contiguous for layer in self._layers)
 
     def check_block_ids(self, block_ids: BlockIds, *, unique: bool) -> None:
-        """Raise `UsageError` unless every id names a block, and each only once if `unique`."""
-        if not self._layers:
-            raise UsageError("not-attached", "no paged KV is attached; call attach() first")
-        if block_ids.size == 0:
-            return
-        low, high = int(block_ids.min()), int(block_ids.max())
-        if low < 0 or high >= self.block_count:
-            raise UsageError(
-                "bad-block-id",
-                f"block ids span {low}..{high}, expected 0..{self.block_count - 1}",
-            )
-        if unique and np.unique(block_ids).size != block_ids.size:
-            raise UsageError("bad-block-id", "a destination block is named twice")
+        """See `Device`."""
+        check_block_ids(block_ids, self.block_count, unique=unique)
+
+    def bank_memory(self, size_bytes: int) -> Bytes:
+        """See the function of this name."""
+        return bank_memory(size_bytes)
+
+    def lane(self) -> HostLane:
+        """See `Device`."""
+        return HostLane()
 
     def direct_obstacle(self, alignment_bytes: int) -> str | None:
         """Return why direct I/O cannot reach the blocks in place, or None if it can."""
@@ -168,8 +177,17 @@ class CpuDevice:
         size = (len(layer) - 1) * stride + self.block_bytes
         return memoryview((ctypes.c_uint8 * size).from_address(layer.ctypes.data)).cast("B"), stride
 
-    def scatter(self, layer_index: int, source: Bytes, block_ids: BlockIds) -> Fence:
-        """Copy `source` (len(block_ids) whole blocks, contiguous) to those blocks of the layer."""
+    def scatter(
+        self, lane: Lane, source: Bytes, strips: Sequence[Strip], block_ids: BlockIds
+    ) -> Fence:
+        """See `Device`; the copies have ended on return."""
+        for strip in strips:
+            end = strip.bank_offset + strip.block_count * self.block_bytes
+            ids = block_ids[strip.block_begin : strip.block_begin + strip.block_count]
+            self._scatter(strip.layer_index, source[strip.bank_offset : end], ids)
+        return Fence(FenceState.DONE)
+
+    def _scatter(self, layer_index: int, source: Bytes, block_ids: BlockIds) -> None:
         layer = self._layers[layer_index]
         rows = source.reshape(len(block_ids), self.block_bytes)
         if layer.dtype != np.uint8 and source.ctypes.data % 8 == 0:
@@ -178,10 +196,9 @@ class CpuDevice:
             layer.view(np.uint8)[block_ids] = rows
         else:
             layer[block_ids] = rows
-        return Fence(FenceState.DONE)
 
-    def gather(self, layer_index: int, block_ids: BlockIds, target: Bytes) -> Fence:
-        """Copy those blocks of the layer to `target` (len(block_ids) · block_bytes, contiguous)."""
+    def gather(self, lane: Lane, layer_index: int, block_ids: BlockIds, target: Bytes) -> Fence:
+        """See `Device`; the copy has ended on return."""
         layer = self._layers[layer_index].view(np.uint8)
         rows = target.reshape(len(block_ids), self.block_bytes)
         if layer.flags.c_contiguous:
@@ -190,3 +207,39 @@ class CpuDevice:
         else:
             rows[:] = layer[block_ids]
         return Fence(FenceState.DONE)
+
+    def digests(self, lane: Lane, memory: Bytes, pages: Sequence[tuple[int, int]]) -> Iterator[int]:
+        """See `Device`; a page is hashed when it is asked for."""
+        view = memory.data
+        return (xxhash.xxh3_64_intdigest(view[begin : begin + size]) for begin, size in pages)
+
+    def host_view(self, memory: Bytes) -> memoryview:
+        """See `Device`."""
+        return memory.data
+
+    def put(self, lane: Lane, target: Bytes, source: Bytes | None) -> None:
+        """See `Device`."""
+        target[:] = 0 if source is None else source
+
+    def copy_of(self, lane: Lane, memory: Bytes) -> Bytes:
+        """See `Device`."""
+        return memory.copy()
+
+    def payload_view(self, memory: Bytes) -> Bytes:
+        """See `Device`."""
+        return memory
+
+
+def check_block_ids(block_ids: BlockIds, block_count: int, *, unique: bool) -> None:
+    """Raise `UsageError` unless every id names one of the blocks, each only once if `unique`."""
+    if not block_count:
+        raise UsageError("not-attached", "no paged KV is attached; call attach() first")
+    if block_ids.size == 0:
+        return
+    low, high = int(block_ids.min()), int(block_ids.max())
+    if low < 0 or high >= block_count:
+        raise UsageError(
+            "bad-block-id", f"block ids span {low}..{high}, expected 0..{block_count - 1}"
+        )
+    if unique and np.unique(block_ids).size != block_ids.size:
+        raise UsageError("bad-block-id", "a destination block is named twice")

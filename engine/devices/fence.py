@@ -26,6 +26,10 @@ class Fence:
         """Return what is known now; UNKNOWN never becomes anything else."""
         return self._state
 
+    def wait(self) -> FenceState:
+        """Return what is known once the copy has ended; PENDING where nothing will tell its end."""
+        return self.state()
+
     def settle(self, state: FenceState) -> None:
         """Record the outcome."""
         self._state = state

@@ -6,7 +6,7 @@ Implementations are `posix` and `kvikio`; which one runs is the choice of `path`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ class PayloadIO(Protocol):
     def account(self) -> str:
         """Return what is known of that way, as one line of key=value."""
         ...
+
+    def register(self, memory: Any) -> None:
+        """Make memory of a device known to the way, once, before it is moved to or from there."""
 
     def close(self) -> None:
         """Close what was opened for it, once the last transfer has returned. Idempotent."""

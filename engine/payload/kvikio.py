@@ -229,6 +229,7 @@ class KvikioPayload:
         self.library = start(mode, threads, files)
         self._file: Any = _open_locked(self.library, files, pack_fd, mode)
         self.direct = bool(self._file._handle.is_direct_io_supported())
+        self._registered: list[Any] = []
         try:
             self.read(0, [np.empty(PROBE_BYTES, dtype=np.uint8)])
             cufile = _cufile_stats(self.library) if mode == "gds" else None
@@ -269,6 +270,22 @@ class KvikioPayload:
         """Write `buffers` at byte `offset`; return the number of operations, one a buffer."""
         return self._move("write", offset, buffers)
 
+    def register(self, memory: Any) -> None:
+        """Register memory of a device with cuFile, which else does it anew for each transfer.
+
+        It stays referenced until `close`: a driver can deadlock over memory freed before that.
+        """
+        if self.mode == "gds":
+            try:
+                self.library.memory_register(memory)
+            except LIBRARY_ERRORS as error:
+                raise EnvironmentFault(
+                    "not-registered",
+                    f"cuFile does not register {memory.nbytes} bytes of the GPU for direct access "
+                    f"({_first_line(error)}); use smaller banks, or set payload to compat",
+                ) from error
+            self._registered.append(memory)
+
     def close(self) -> None:
         """Close what KvikIO opened; only once nothing moves any more. Idempotent."""
         file, self._file = self._file, None
@@ -278,6 +295,8 @@ class KvikioPayload:
             not any(operation.touches(file) for operation in list(_in_flight)),
             "a file was closed under an operation of KvikIO",
         )
+        while self._registered:
+            self.library.memory_deregister(self._registered.pop())
         file.close()
 
     def _move(self, verb: str, offset: int, buffers: Sequence[Bytes | DeviceBytes]) -> int:

@@ -33,6 +33,12 @@ def open_payload(
     lie in GPU memory. Raises EnvironmentFault `payload-refused` with all that is missing, and as
     KvikioPayload does.
     """
+    if mode == "posix" and device_memory:
+        raise EnvironmentFault(
+            "payload-refused",
+            "payload 'posix' is refused, the banks of this engine lie in a GPU's memory, which the "
+            "kernel's reads do not reach; set payload to gds, or to compat to go through the host",
+        )
     if mode == "posix":
         return PosixPayload(files, pack_fd, direct=direct)
     lacking = missing(mode, direct=direct, files=files)

@@ -34,6 +34,9 @@ class PosixPayload:
         """Return the path: the kernel counts the rest."""
         return f"path={self.path}"
 
+    def register(self, memory: Bytes) -> None:
+        """The kernel knows all memory of the host."""
+
     def close(self) -> None:
         """The descriptor is the store's."""
 

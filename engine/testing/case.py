@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rangekv.engine.testing.checks import Violation
+from rangekv.engine.testing.checks import Absent, Violation
 from rangekv.engine.testing.scene import MODEL, PATIENCE_S, Scene
 from rangekv.format.errors import RangeError
 from rangekv.format.geometry import ModelGeometry
@@ -34,10 +34,6 @@ class Case:
     play: Play
     model: ModelGeometry = MODEL
     absent: str | None = None
-
-
-class Absent(Exception):
-    """This machine has no such state; the message says why."""
 
 
 class Verdict(Enum):
@@ -101,15 +97,19 @@ class Table:
         self.cases.append(Case(f"{self.owner}.{name}", self.owner, rule, _nothing, absent=why))
 
 
-def run_case(case: Case, folder: Path, seed: int, *, patience_s: float = PATIENCE_S) -> Outcome:
+def run_case(
+    case: Case, folder: Path, seed: int, *, patience_s: float = PATIENCE_S, device: str = "cpu"
+) -> Outcome:
     """Play one case in a fresh store below `folder`, which the caller removes.
+
+    `device` is the engine's setting.
 
     Raises EnvironmentFault where no store can be made there: that violates no rule.
     """
     if case.absent is not None:
         return Outcome(case, Verdict.ABSENT, evidence=(case.absent,))
     start = time.monotonic()
-    scene = Scene.new(folder, seed, model=case.model, patience_s=patience_s)
+    scene = Scene.new(folder, seed, model=case.model, patience_s=patience_s, device=device)
     violation = None
     try:
         with _quiet():

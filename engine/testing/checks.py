@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from rangekv.engine import Engine
 from rangekv.engine.index import image
 from rangekv.engine.inspection import StoreReport
+from rangekv.engine.testing.gpu_blocks import fill
 from rangekv.engine.testing.oracle import Oracle
 from rangekv.engine.transfer.banks import Bank, BankSet, BankState
 
@@ -18,6 +19,10 @@ POISON = 0xDB
 
 class Violation(Exception):
     """A rule of Range did not hold."""
+
+
+class Absent(Exception):
+    """This machine has no such state; the message says why."""
 
 
 class Expectation(Protocol):
@@ -47,7 +52,7 @@ class BankWatch:
     def _watch(self, name: str, banks: BankSet) -> None:
         take, release = banks.take, banks.release
         for bank in banks.banks:
-            bank.memory[:] = POISON
+            fill(bank.memory, POISON)
 
         def watched_take(state: BankState) -> Bank | None:
             bank = take(state)
@@ -56,7 +61,7 @@ class BankWatch:
             return bank
 
         def watched_release(bank: Bank, evidence: Any) -> None:
-            bank.memory[:] = POISON
+            fill(bank.memory, POISON)
             release(bank, evidence)
 
         banks.take = watched_take  # type: ignore[method-assign]

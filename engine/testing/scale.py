@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rangekv.engine.config import EngineConfig
+from rangekv.engine.config import MIB, EngineConfig
 from rangekv.engine.engine import Engine
 from rangekv.engine.files import Files
 from rangekv.engine.index.tickets import RequestKey
@@ -45,6 +45,7 @@ NAMESPACE = Namespace({"model": "scale"})
 TURNS = 5  # records of one conversation, if so many fit
 LOOKUPS = 200
 TALKS_A_COMMIT = 100
+BANK_BYTES = 32 * MIB
 SEED = 7
 
 
@@ -178,7 +179,15 @@ def use(path: str, shape: Shape) -> dict[str, float]:
     gc.collect()
     before = resident_bytes()
     found: dict[str, float] = {}
-    config = EngineConfig(read_banks=1, save_banks=1, read_workers=1, allow_buffered=True)
+    config = EngineConfig(
+        read_bank=BANK_BYTES,
+        read_banks=1,
+        save_bank=BANK_BYTES,
+        save_banks=1,
+        read_workers=1,
+        allow_buffered=True,
+    )
+    before += 2 * BANK_BYTES
     with seconds(found, "open_s"):
         engine = Engine.open(
             path, namespace=NAMESPACE, geometry=MODEL, config=config, files=SparseFiles()
@@ -186,8 +195,8 @@ def use(path: str, shape: Shape) -> dict[str, float]:
     if engine.open_result.state != "warm":
         raise SystemExit(engine.open_result.detail)
     gc.collect()
-    found["memory_bytes"] = resident_bytes() - before - config.read_bank - config.save_bank
-    found["peak_bytes"] = peak_bytes() - before - config.read_bank - config.save_bank
+    found["memory_bytes"] = resident_bytes() - before
+    found["peak_bytes"] = peak_bytes() - before
     with seconds(found, "lookups_s"):
         for number, prompt in enumerate(prompts):
             ticket = engine.lookup(RequestKey(f"{number}", "scale"), prompt)
@@ -199,7 +208,7 @@ def use(path: str, shape: Shape) -> dict[str, float]:
         result = engine.close(60)
     if result.state != "clean":
         raise SystemExit(result.detail)
-    found["close_peak_bytes"] = peak_bytes() - before - config.read_bank - config.save_bank
+    found["close_peak_bytes"] = peak_bytes() - before
     return found
 
 

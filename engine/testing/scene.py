@@ -19,13 +19,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from rangekv.engine import Engine, EngineConfig, RequestKey
-from rangekv.engine.devices.cpu import BlockIds, bank_memory
+from rangekv.engine.devices.device import BlockIds
 from rangekv.engine.index.tickets import Ticket
 from rangekv.engine.inspection import read_store
+from rangekv.engine.payload.path import open_payload
 from rangekv.engine.store import CloseResult, create
 from rangekv.engine.testing import checks
-from rangekv.engine.testing.checks import POISON, BankWatch, Violation, reason_without_journal
+from rangekv.engine.testing.bounced import open_bounced
+from rangekv.engine.testing.checks import (
+    POISON,
+    Absent,
+    BankWatch,
+    Violation,
+    reason_without_journal,
+)
 from rangekv.engine.testing.faulty_files import Act, Call, FaultyFiles, Hold
+from rangekv.engine.testing.gpu_blocks import layers_of, paged_memory
 from rangekv.engine.testing.oracle import Oracle
 from rangekv.engine.transfer.restore import Restore
 from rangekv.engine.transfer.save import Save
@@ -62,6 +71,7 @@ class Scene:
         *,
         model: ModelGeometry = MODEL,
         patience_s: float = PATIENCE_S,
+        device: str = "cpu",
     ) -> None:
         self.random = random.Random(seed)
         self.store = store
@@ -76,8 +86,8 @@ class Scene:
         self.published: list[Prompt] = []
         self._requests = count()
         self._holds: list[Hold] = []
-        memory = bank_memory(model.layer_count * _KV_BLOCKS * model.block_bytes)
-        self.kv = memory.reshape(model.layer_count, _KV_BLOCKS, model.block_bytes)
+        self.device = device
+        self.kv = paged_memory(device, (model.layer_count, _KV_BLOCKS, model.block_bytes))
         self.kv[:] = POISON
         self._free_blocks = list(range(_KV_BLOCKS))
         random.Random(f"blocks {seed}").shuffle(self._free_blocks)
@@ -90,11 +100,12 @@ class Scene:
         *,
         model: ModelGeometry = MODEL,
         patience_s: float = PATIENCE_S,
+        device: str = "cpu",
     ) -> Scene:
         """Create a fresh store below `folder`, on the file system under test."""
         store = folder / "store"
         create(str(store), capacity_bytes=CAPACITY_BYTES, model=model, namespace=NAMESPACE)
-        return cls(store, seed, model=model, patience_s=patience_s)
+        return cls(store, seed, model=model, patience_s=patience_s, device=device)
 
     # -- the engine --------------------------------------------------------------------------------
 
@@ -129,18 +140,24 @@ class Scene:
             "save_bank": BANK_BYTES if self.model.block_bytes % 4096 == 0 else 2 * BANK_BYTES,
             "read_workers": 2,
             "placement": "banks",
+            "device": self.device,
             "lock_wait_s": 0.0,
             # What holds without a journal; cells of the journal say that they have one.
             "recovery": "discard",
         }
+        config = EngineConfig(**chosen | settings)
+        if config.placement == "direct" and self.device != "cpu":
+            raise Absent("nothing is read straight into a GPU's blocks")
         engine = Engine.open(
             str(store or self.store),
             namespace=namespace,
             geometry=self.model,
-            config=EngineConfig(**chosen | settings),
+            config=config,
             files=self.files,
+            # Faults are injected into files, which a GPU's own way does not use.
+            payload=open_payload if self.device == "cpu" else open_bounced,
         )
-        engine.attach(list(self.kv))
+        engine.attach(layers_of(self.kv))
         return engine
 
     @contextmanager

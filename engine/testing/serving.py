@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from rangekv.engine import Engine, RequestKey
-from rangekv.engine.devices.cpu import BlockIds
+from rangekv.engine.devices.device import BlockIds
 from rangekv.engine.index.tickets import Ticket, TicketState
 from rangekv.engine.testing.checks import POISON, Violation, require
 from rangekv.engine.testing.oracle import Oracle, Tokens

@@ -5,9 +5,10 @@ It never starts a read, copy or write, and never frees a bank because somebody s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
-from rangekv.engine.devices.cpu import Bytes, bank_memory
+from rangekv.engine.devices.device import Memory
 from rangekv.format.errors import ensure
 
 
@@ -46,11 +47,11 @@ _PROOFS = {
 
 
 class Bank:
-    """One transfer buffer; `memory` is uint8[bank_bytes], 2 MiB-aligned."""
+    """One transfer buffer; `memory` is uint8[bank_bytes] at a multiple of 4096."""
 
     __slots__ = ("index", "memory", "state")
 
-    def __init__(self, index: int, memory: Bytes) -> None:
+    def __init__(self, index: int, memory: Memory) -> None:
         self.index = index
         self.memory = memory
         self.state = BankState.FREE
@@ -59,11 +60,12 @@ class Bank:
 class BankSet:
     """A fixed number of equal banks carved once from one mapping. Guarded by the engine's lock."""
 
-    def __init__(self, count: int, bank_bytes: int) -> None:
+    def __init__(self, count: int, bank_bytes: int, take: Callable[[int], Memory]) -> None:
+        """`take` gives that many bytes of a device's memory; they are asked for once."""
         self.bank_bytes = bank_bytes
         self.quarantined_ever = 0
         stride = -(-bank_bytes // 4096) * 4096
-        memory = bank_memory(count * stride)
+        memory = take(count * stride)
         self.banks = [
             Bank(index, memory[index * stride : index * stride + bank_bytes])
             for index in range(count)
@@ -109,7 +111,7 @@ class BankSet:
         """Give the memory of all banks back; only for banks that nothing touches any more."""
         ensure(len(self._free) == len(self.banks), "the memory of a used bank was given back")
         for bank in self.banks:
-            bank.memory = bank.memory[:0].copy()
+            bank.memory = None
 
     def quarantine(self, bank: Bank) -> None:
         """Keep a bank from any use until the return of its operation is seen."""

@@ -5,7 +5,7 @@ It never reads a byte and never decides what is stored; all of it runs under the
 
 from __future__ import annotations
 
-from rangekv.engine.devices.cpu import BlockIds
+from rangekv.engine.devices.device import BlockIds
 from rangekv.engine.events import EventQueue
 from rangekv.engine.index.catalog import Catalog
 from rangekv.engine.index.directory import Match

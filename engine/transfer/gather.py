@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rangekv.engine.devices.cpu import Bytes, CpuDevice
+from rangekv.engine.devices.device import Device, Lane, Memory
 from rangekv.engine.devices.fence import FenceState
 from rangekv.engine.index.directory import Record
 from rangekv.engine.transfer.pages import PageHasher
@@ -44,19 +44,20 @@ class Sources:
     """
 
     geometry: Geometry
-    device: CpuDevice
+    device: Device
+    lane: Lane
     parts: list[Record]
     hashers: list[list[PageHasher]]
-    carried: dict[tuple[int, int], Bytes] = field(default_factory=dict)
+    carried: dict[tuple[int, int], Memory] = field(default_factory=dict)
 
 
-def fill_bank(sources: Sources, pieces: Sequence[Piece], memory: Bytes) -> Gathered:
+def fill_bank(sources: Sources, pieces: Sequence[Piece], memory: Memory) -> Gathered:
     """Copy `pieces` one behind the other into `memory` and say how they are to be written.
 
     Each begins at a multiple of 4096: the carried rest, its blocks, and zeros up to 4096 where its
     record ends. Writes end at multiples of the write unit (SPEC.md, writer protocol).
     """
-    geometry, device = sources.geometry, sources.device
+    geometry, device, lane = sources.geometry, sources.device, sources.lane
     unit = geometry.write_align_bytes
     outcome = Gathered()
     position = 0
@@ -67,18 +68,20 @@ def fill_bank(sources: Sources, pieces: Sequence[Piece], memory: Bytes) -> Gathe
         begin = position
         if rest is not None:
             begin += len(rest)
-            memory[position:begin] = rest
+            device.put(lane, memory[position:begin], rest)
         end = begin + (piece.end - piece.begin) * geometry.token_bytes
         target = memory[begin:end]
-        outcome.states.append(device.gather(piece.layer_index, piece.block_ids, target).state())
+        fence = device.gather(lane, piece.layer_index, piece.block_ids, target)
+        outcome.states.append(fence.wait())
         offset_in_part = (piece.begin - part.token_start) * geometry.token_bytes
-        sources.hashers[piece.part_index][piece.layer_index].update(offset_in_part, target.data)
+        hasher = sources.hashers[piece.part_index][piece.layer_index]
+        _hash(sources, hasher, offset_in_part, target)
         write_end = position + (end - position) // unit * unit
         if piece.end == part.token_start + part.token_count:
             write_end = -(-end // ALIGNMENT) * ALIGNMENT
-            memory[end:write_end] = 0
+            device.put(lane, memory[end:write_end], None)
         elif write_end < end:
-            sources.carried[place] = memory[write_end:end].copy()
+            sources.carried[place] = device.copy_of(lane, memory[write_end:end])
             outcome.temporaries += 1
         if write_end > position:
             stripe = geometry.address(
@@ -90,6 +93,19 @@ def fill_bank(sources: Sources, pieces: Sequence[Piece], memory: Bytes) -> Gathe
     if not device.gathers_in_place:
         outcome.temporaries += len(pieces)
     return outcome
+
+
+def _hash(sources: Sources, hasher: PageHasher, position: int, data: Memory) -> None:
+    """Hash what lies at byte `position` of a part: whole pages where they are, others here."""
+    device, whole = sources.device, []
+    for begin, end, is_whole in hasher.cut(position, data.nbytes):
+        if is_whole:
+            whole.append((begin - position, end - begin))
+        else:
+            hasher.update(begin, device.host_view(data[begin - position : end - position]))
+    digests = device.digests(sources.lane, data, whole) if whole else ()
+    for (begin, _), digest in zip(whole, digests, strict=True):
+        hasher.note(position + begin, digest)
 
 
 def join_writes(writes: Sequence[Write], size_max: int) -> list[Write]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -42,24 +42,29 @@ class PageHasher:
         self._done: dict[int, int] = {}
         self._open: dict[int, _OpenPage] = {}
 
-    def update(self, position: int, data: memoryview) -> None:
-        """Hash `data`, which begins at byte `position` of the part."""
-        end = position + len(data)
-        base = position
+    def cut(self, position: int, size_bytes: int) -> Iterator[tuple[int, int, bool]]:
+        """Yield (begin, end, is a whole page) of what lies at byte `position` of the part."""
+        end = position + size_bytes
         while position < end:
             page, page_end = self._page_at(position)
-            piece = data[position - base : min(page_end, end) - base]
-            if position == page and page_end <= end:
-                self._done[page] = xxhash.xxh3_64_intdigest(piece)
-            else:
-                open_page = self._open.setdefault(page, _OpenPage())
-                ensure(open_page.size_bytes == position - page, "a page was hashed out of order")
-                open_page.hasher.update(piece)
-                open_page.size_bytes += len(piece)
-                if page_end <= end:
-                    self._done[page] = open_page.hasher.intdigest()
-                    del self._open[page]
-            position += len(piece)
+            piece_end = min(page_end, end)
+            yield position, piece_end, position == page and piece_end == page_end
+            position = piece_end
+
+    def note(self, position: int, digest: int) -> None:
+        """Take the hash of the whole page that begins at byte `position` of the part."""
+        self._done[position] = digest
+
+    def update(self, position: int, data: memoryview) -> None:
+        """Hash `data`, which begins at byte `position` of the part and lies in one page."""
+        page, page_end = self._page_at(position)
+        open_page = self._open.setdefault(page, _OpenPage())
+        ensure(open_page.size_bytes == position - page, "a page was hashed out of order")
+        open_page.hasher.update(data)
+        open_page.size_bytes += len(data)
+        if position + len(data) == page_end:
+            self._done[page] = open_page.hasher.intdigest()
+            del self._open[page]
 
     def pages(self, size_bytes: int) -> npt.NDArray[np.uint64] | None:
         """Return the page hashes of the first `size_bytes`, or None if they cannot be known.

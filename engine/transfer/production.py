@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-from rangekv.engine.devices.cpu import BlockIds
+from rangekv.engine.devices.device import BlockIds
 from rangekv.engine.index.directory import Record
 from rangekv.format.geometry import ALIGNMENT, Geometry
 

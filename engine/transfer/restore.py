@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rangekv.engine.devices.cpu import BlockIds
+from rangekv.engine.devices.device import BlockIds, Lane
 from rangekv.engine.events import Deadline
 from rangekv.engine.index.tickets import Ticket
 from rangekv.engine.transfer.banks import Bank
@@ -40,9 +40,15 @@ class Restore:
     """
 
     def __init__(
-        self, ticket: Ticket, spans: list[Span], geometry: Geometry, owner: RestoreCoordinator
+        self,
+        ticket: Ticket,
+        spans: list[Span],
+        geometry: Geometry,
+        owner: RestoreCoordinator,
+        lane: Lane,
     ) -> None:
         self.ticket = ticket
+        self.lane = lane
         self.state = RestoreState.PREFETCH
         self.block_ids: BlockIds | None = None
         self.pending = deque(spans)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rangekv.engine.devices.cpu import BlockIds, CpuDevice
+from rangekv.engine.devices.device import BlockIds, Device, Strip
 from rangekv.engine.devices.fence import FenceState
 from rangekv.engine.events import EventQueue
 from rangekv.engine.index.directory import Record
@@ -45,7 +45,7 @@ class RestoreCoordinator:
         events: EventQueue,
         pool: WorkerPool,
         payload: PayloadIO,
-        device: CpuDevice,
+        device: Device,
         banks: BankSet,
         counters: Counters,
         verify: str,
@@ -86,7 +86,7 @@ class RestoreCoordinator:
 
     def begin(self, ticket: Ticket, spans: list[Span]) -> Restore:
         """Start reading ahead for a ticket."""
-        restore = Restore(ticket, spans, self.geometry, self)
+        restore = Restore(ticket, spans, self.geometry, self, self._device.lane())
         self._active.append(restore)
         self._pump()
         return restore
@@ -102,6 +102,12 @@ class RestoreCoordinator:
                 f"{restore.block_count}; look up again",
             )
         self._device.check_block_ids(block_ids, unique=True)
+        try:
+            restore.lane.follow()
+        except Exception as error:
+            raise TicketError(
+                "device-failed", f"the device does not say when the blocks are free: {error}"
+            ) from error
         restore.block_ids = block_ids
         restore.state = RestoreState.BOUND
         restore.deadline = self.events.at(self._deadline_s, self._expire, restore)
@@ -218,14 +224,14 @@ class RestoreCoordinator:
         if bank is None:
             raise TransferError("no-bank", "a read was started without a free bank")
         restore.reading[span] = bank
-        memory = bank.memory[: span.length]
+        device, memory = self._device, bank.memory[: span.length]
 
         def read() -> tuple[int, int, Record | None]:
             try:
-                calls = self._payload.read(span.offset, [memory])
+                calls = self._payload.read(span.offset, [device.payload_view(memory)])
             finally:
                 self.events.post(self._read_returned, restore, span)
-            return (calls, *check_pages(span, memory, self._verify))
+            return (calls, *check_pages(span, device, restore.lane, memory, self._verify))
 
         self._pool.submit(
             Priority.READ, read, lambda result, error: self._read_done(restore, span, result, error)
@@ -320,19 +326,14 @@ class RestoreCoordinator:
         self.banks.advance(bank, BankState.SCATTER)
         restore.scattering[span] = bank
         block_ids = restore.block_ids
-        block_bytes = self.geometry.block_bytes
+        assert block_ids is not None
+        strips = [
+            Strip(part.layer_index, part.deliver_offset, part.block_begin, part.block_count)
+            for part in span.segments
+        ]
 
-        def scatter() -> list[FenceState]:
-            states = []
-            for segment in span.segments:
-                begin, count = segment.block_begin, segment.block_count
-                offset = segment.deliver_offset
-                source = bank.memory[offset : offset + count * block_bytes]
-                assert block_ids is not None
-                targets = block_ids[begin : begin + count]
-                fence = self._device.scatter(segment.layer_index, source, targets)
-                states.append(fence.state())
-            return states
+        def scatter() -> FenceState:
+            return self._device.scatter(restore.lane, bank.memory, strips, block_ids).wait()
 
         self._pool.submit(
             Priority.COPY,
@@ -344,16 +345,16 @@ class RestoreCoordinator:
         self,
         restore: Restore,
         span: Span,
-        states: Sequence[FenceState] | None,
+        state: FenceState | None,
         error: BaseException | None,
     ) -> None:
         bank = restore.scattering.pop(span)
-        states = states if states is not None else [FenceState.UNKNOWN]
-        if any(state in (FenceState.UNKNOWN, FenceState.PENDING) for state in states):
+        # Of a copy that raised nobody knows how far it came.
+        if state in (None, FenceState.UNKNOWN, FenceState.PENDING):
             self.banks.quarantine(bank)
         else:
             self.banks.release(bank, Evidence.FENCE_SETTLED)
-        if all(state is FenceState.DONE for state in states):
+        if state is FenceState.DONE:
             self._counters.scatters += len(span.segments)
             self._layers_done(restore, span)
         else:

@@ -67,7 +67,9 @@ class Save:
             [PageHasher(geometry, starts) for _ in range(geometry.layer_count)]
             for starts in self.part_starts
         ]
-        self.sources = Sources(geometry, owner.device, self.parts, self.hashers)
+        self.sources = Sources(
+            geometry, owner.device, owner.device.lane(), self.parts, self.hashers
+        )
         self.filling: list[Piece] = []
         self.filling_bytes = 0
         self.waiting = 0

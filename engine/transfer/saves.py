@@ -9,10 +9,11 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rangekv.engine.devices.cpu import BlockIds, Bytes, CpuDevice
+from rangekv.engine.devices.device import BlockIds, Device
 from rangekv.engine.devices.fence import FenceState
 from rangekv.engine.events import EventQueue
 from rangekv.engine.index.catalog import Catalog
@@ -39,7 +40,7 @@ class SaveCoordinator:
         events: EventQueue,
         pool: WorkerPool,
         payload: PayloadIO,
-        device: CpuDevice,
+        device: Device,
         banks: BankSet,
         catalog: Catalog,
         counters: Counters,
@@ -92,11 +93,22 @@ class SaveCoordinator:
             if save.state is not SaveState.OPEN:
                 return
             self.device.check_block_ids(block_ids, unique=False)
+            if not self._follow(save):
+                return
             save.production.note(layer_index, begin, end, block_ids)
             if not self._join_pieces and layer_index == 0:
                 self._cut(save, begin)
             for piece in save.production.take_full(layer_index):
                 self._fill(save, piece)
+
+    def _follow(self, save: Save) -> bool:
+        """Order its gathers behind the computation that has just announced; False if it fails."""
+        try:
+            save.sources.lane.follow()
+        except Exception as error:
+            self._fail(save, error)
+            return False
+        return True
 
     def _cut(self, save: Save, token: int) -> None:
         for part, starts in zip(save.parts, save.part_starts, strict=True):
@@ -262,10 +274,10 @@ class SaveCoordinator:
             self._group_written(save, group, bank)
             return
         for write in joined:
-            memory = bank.memory[write.begin : write.end]
+            view = self.device.payload_view(bank.memory[write.begin : write.end])
 
-            def job(offset: int = write.offset, memory: Bytes = memory) -> tuple[int, int]:
-                return self._payload.write(offset, [memory]), memory.nbytes
+            def job(offset: int = write.offset, view: Any = view) -> tuple[int, int]:
+                return self._payload.write(offset, [view]), view.nbytes
 
             self._pool.submit(
                 Priority.WRITE,

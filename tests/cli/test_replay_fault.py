@@ -113,7 +113,9 @@ def test_a_payload_that_is_not_verified_is_caught(rangectl, tmp_path: Path, monk
     monkeypatch.setattr(
         CpuDevice,
         "scatter",
-        lambda self, layer, source, ids: scatter(self, layer, source, ids[::-1].copy()),
+        lambda self, lane, source, strips, ids: scatter(
+            self, lane, source, strips, ids[::-1].copy()
+        ),
     )
     played = rangectl("replay-fault", "clean-reopen", "--dir", tmp_path)
     assert played.status == 1

@@ -87,7 +87,8 @@ def test_a_span_is_one_launch_in_the_widest_words(interpreted):
     ],
 )
 def test_a_strip_outside_its_bounds_is_refused(torch, strip, named):
-    from rangekv.engine.devices.cuda.copies import Strip, TorchCopies
+    from rangekv.engine.devices.cuda.copies import TorchCopies
+    from rangekv.engine.devices.device import Strip
 
     copies = TorchCopies([torch.zeros((9, 64), dtype=torch.uint8)] * 3)
     bank, ids = torch.zeros(128, dtype=torch.uint8), torch.arange(9)

@@ -171,8 +171,8 @@ def test_cancel_with_reads_in_flight_keeps_the_banks_until_they_return(tmp_path)
 def test_an_unproved_copy_quarantines_its_bank_for_good(tmp_path, state):
     rig, _ = start(tmp_path)
     scatter = rig.engine._device.scatter
-    rig.engine._device.scatter = lambda layer, *rest: (
-        Fence(state) if layer == 1 else scatter(layer, *rest)
+    rig.engine._device.scatter = lambda lane, source, strips, ids: (
+        Fence(state) if strips[0].layer_index == 1 else scatter(lane, source, strips, ids)
     )
     restore, ids = claim(rig)
     assert [restore.wait_layer(n, 10) for n in range(4)] == [True, False, True, True]

@@ -71,9 +71,9 @@ def test_a_defect_does_not_end_the_wait_for_a_copy_in_flight(tmp_path):
     gate = Gate()
     scatter = rig.engine._device.scatter
 
-    def held(layer, source, ids):
+    def held(*copy):
         gate(0, 0)
-        return scatter(layer, source, ids)
+        return scatter(*copy)
 
     rig.engine._device.scatter = held
     restore, _ = claim(rig)

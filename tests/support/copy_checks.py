@@ -41,8 +41,8 @@ def check_layout(
     `shift` moves the bank away from its alignment, in bytes.
     """
     import torch
-    from rangekv.engine.devices.cuda.copies import Strip
     from rangekv.engine.devices.cuda.rows import block_rows
+    from rangekv.engine.devices.device import Strip
 
     torch.manual_seed(seed)
     memory, tensors = paged_kv(order, shape, getattr(torch, dtype))
@@ -62,17 +62,14 @@ def check_layout(
     for place in places:
         span = slice(place.bank_offset, place.bank_offset + place.block_count * size)
         chosen = host_ids[place.block_begin : place.block_begin + place.block_count]
-        device.gather(place.layer_index, chosen, expected_bank[span])
+        device.gather(device.lane(), place.layer_index, chosen, expected_bank[span])
     copies_of(kind, rows).gather(places, ids, bank)
     assert torch.equal(memory, before), "a gather wrote to paged KV"
     assert np.array_equal(bank.numpy(), expected_bank)
 
     bank.copy_(torch.randint(0, 256, bank.shape, dtype=torch.uint8))
     bank_before = bank.clone()
-    for place in places:
-        span = slice(place.bank_offset, place.bank_offset + place.block_count * size)
-        chosen = host_ids[place.block_begin : place.block_begin + place.block_count]
-        device.scatter(place.layer_index, bank.numpy()[span], chosen)
+    device.scatter(device.lane(), bank.numpy(), places, host_ids)
     expected = memory.clone()
     memory.copy_(before)
     copies_of(kind, rows).scatter(bank, places, ids)
@@ -83,7 +80,8 @@ def check_layout(
 def launches_of(strips: Sequence[tuple[int, int, int, int]]) -> list[tuple[tuple[int, ...], int]]:
     """Return (grid, word bytes) of each launch that one scatter of `strips` makes."""
     import torch
-    from rangekv.engine.devices.cuda.copies import Strip, TritonCopies
+    from rangekv.engine.devices.cuda.copies import TritonCopies
+    from rangekv.engine.devices.device import Strip
 
     rows = [torch.zeros((9, 4096), dtype=torch.uint8) for _ in range(3)]
     copies = TritonCopies(rows)
@@ -102,7 +100,8 @@ def launches_of(strips: Sequence[tuple[int, int, int, int]]) -> list[tuple[tuple
 def launch(shift: int, id_dtype: str) -> None:
     """Launch a scatter and a gather of blocks in a bank `shift` bytes off its alignment."""
     import torch
-    from rangekv.engine.devices.cuda.copies import Strip, TritonCopies
+    from rangekv.engine.devices.cuda.copies import TritonCopies
+    from rangekv.engine.devices.device import Strip
 
     copies = TritonCopies([torch.zeros((9, 4096 + 16), dtype=torch.uint8)] * 2)
     bank = torch.zeros(1 << 16, dtype=torch.uint8)

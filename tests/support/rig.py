@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import xxhash
 from rangekv.engine import Engine, EngineConfig, RequestKey
-from rangekv.engine.devices.cpu import bank_memory
 from rangekv.engine.files import Files
 from rangekv.engine.store import create
+from rangekv.engine.testing.gpu_blocks import layers_of, paged_memory
 from rangekv.format.geometry import ModelGeometry
 from rangekv.format.namespace import Namespace
 
@@ -40,7 +41,7 @@ def forget_all() -> None:
     """
     for rig in RIGS:
         for bank in (*rig.engine._read_banks.banks, *rig.engine._save_banks.banks):
-            bank.memory = bank.memory[:0].copy()
+            bank.memory = np.empty(0, dtype=np.uint8)
     RIGS.clear()
 
 
@@ -57,28 +58,32 @@ class Rig:
         new: bool = True,
         zero: bool = False,
         namespace: Namespace = NAMESPACE,
+        device: str = "cpu",
     ) -> None:
         self.path, self.model = path, model
-        self.config = config or EngineConfig(read_workers=4, lock_wait_s=0.5)
+        self.device = device
+        self.config = config or EngineConfig(read_workers=4, lock_wait_s=0.5, device=device)
         if new:
             create(str(path), capacity_bytes=capacity, model=model, namespace=namespace, zero=zero)
         self.engine = Engine.open(
             path, namespace=namespace, geometry=model, config=self.config, files=files
         )
-        self.layers = [
-            bank_memory(block_count * model.block_bytes).reshape(block_count, -1)
-            for _ in range(model.layer_count)
-        ]
+        shape = (block_count, model.block_bytes)
+        self.layers = [paged_memory(device, shape) for _ in range(model.layer_count)]
         for layer in self.layers:
             layer[:] = POISON
-        self.engine.attach(self.layers)
+        self.engine.attach(layers_of(self.layers))
         RIGS.append(self)
         self.free = list(np.random.default_rng(7).permutation(block_count))
         self.attempt = 0
 
     def reopen(self, **changes: object) -> Rig:
         self.engine.close(30)
-        return Rig(self.path, model=self.model, config=self.config, new=False, **changes)
+        device = str(changes.pop("device", self.device))
+        config = replace(self.config, device=device)
+        return Rig(
+            self.path, model=self.model, config=config, new=False, device=device, **changes
+        )
 
     def key(self, name: str = "request") -> RequestKey:
         self.attempt += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from rangekv.engine.devices.cpu import HostLane
 from rangekv.engine.transfer.restore import IN_FLIGHT_BYTES_MAX, Restore
 
 MIB = 1 << 20
@@ -15,7 +16,7 @@ def restore_of(length: int, *, layers: int = 16, spans_a_layer: int = 1) -> Rest
         for layer in range(layers)
         for _ in range(spans_a_layer)
     ]
-    return Restore(None, spans, SimpleNamespace(layer_count=layers), None)
+    return Restore(None, spans, SimpleNamespace(layer_count=layers), None, HostLane())
 
 
 def begun(restore: Restore) -> list:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rangekv.engine.devices.cuda.tensors import (
@@ -18,25 +17,13 @@ from rangekv.engine.devices.cuda.tensors import (
     check_device,
     check_rows,
 )
+from rangekv.engine.devices.device import Strip
 from rangekv.format.errors import EnvironmentFault, UsageError
 
 if TYPE_CHECKING:
     import torch
 
 _CHUNK_WORDS_MAX = 2048  # of one program: 16 words a thread keep enough loads in flight
-
-
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """Blocks of one layer that lie one behind another in a bank, from byte `bank_offset`.
-
-    They are blocks `block_ids[block_begin : block_begin + block_count]` of the layer.
-    """
-
-    layer_index: int
-    bank_offset: int
-    block_begin: int
-    block_count: int
 
 
 class BlockCopies(ABC):

@@ -17,6 +17,8 @@ def check_rows(name: str, layer: torch.Tensor) -> None:
     """Raise `UsageError` unless `layer` is uint8[block_count, block_bytes] with dense rows."""
     import torch
 
+    if not isinstance(layer, torch.Tensor):
+        raise UsageError("bad-layers", f"{name} is a {type(layer).__name__}, expected a tensor")
     if (
         layer.dtype != torch.uint8
         or layer.dim() != 2

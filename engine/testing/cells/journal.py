@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rangekv.engine import Engine
-from rangekv.engine.devices.cpu import BlockIds
+from rangekv.engine.devices.device import BlockIds
 from rangekv.engine.folder import JOURNAL, MARKER, SNAPSHOT
 from rangekv.engine.testing.case import Table
 from rangekv.engine.testing.faulty_files import Act, Call, error, raising, short, torn

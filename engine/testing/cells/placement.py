@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from rangekv.engine import Engine
-from rangekv.engine.testing.case import Absent, Table
+from rangekv.engine.testing.case import Table
+from rangekv.engine.testing.checks import Absent
 from rangekv.engine.testing.faulty_files import Act, error, flipped, misdirected, raising, short
 from rangekv.engine.testing.scene import PROMPT_TOKENS, Prompt, Scene
 

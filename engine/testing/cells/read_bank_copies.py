@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from rangekv.engine.devices.device import Strip
 from rangekv.engine.devices.fence import Fence, FenceState
 from rangekv.engine.testing.case import Table
 from rangekv.engine.testing.cells.read_bank import layer_reads
 from rangekv.engine.testing.checks import Violation
+from rangekv.engine.testing.gpu_blocks import fill
 from rangekv.engine.testing.scene import PROMPT_TOKENS, Scene
 
 TABLE = Table("read-bank")
@@ -35,9 +37,9 @@ def unproved(scene: Scene, state: FenceState | None, quarantined: int) -> None:
         prompt = scene.saved(engine)
         scatter, layer_index = engine._device.scatter, scene.random.choice(_LAYERS)
 
-        def faulty(layer: int, source: Any, ids: Any) -> Fence:
-            if layer != layer_index:
-                return scatter(layer, source, ids)
+        def faulty(lane: Any, source: Any, strips: list[Strip], ids: Any) -> Fence:
+            if all(strip.layer_index != layer_index for strip in strips):
+                return scatter(lane, source, strips, ids)
             if state is None:
                 raise RuntimeError("injected into a copy")
             return Fence(state)
@@ -239,7 +241,7 @@ def written_while_free(scene: Scene) -> None:
     try:
         with scene.engine() as engine:
             scene.saved(engine)
-            engine._read_banks.banks[0].memory[17] = 0
+            fill(engine._read_banks.banks[0].memory[17:18], 0)
     except Violation as seen:
         scene.states += ["free", "written"]
         scene.evidence.append(f"the check says: {seen}")

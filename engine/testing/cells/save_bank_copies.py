@@ -37,11 +37,11 @@ def unproved(scene: Scene, state: FenceState | None, quarantined: int, every: bo
         gather, layer_index = engine._device.gather, scene.random.choice(LAYERS)
         gate = threading.Barrier(2)
 
-        def faulty(layer: int, ids: Any, target: Any) -> Fence:
+        def faulty(lane: Any, layer: int, ids: Any, target: Any) -> Fence:
             if every:
                 gate.wait(scene.patience_s)
             elif layer != layer_index:
-                return gather(layer, ids, target)
+                return gather(lane, layer, ids, target)
             if state is None:
                 raise RuntimeError("injected into a copy")
             return Fence(state)
