@@ -100,9 +100,11 @@ class Engine:
             config.device, self.geometry.layer_count, self.geometry.block_bytes
         )
         sizes = bank_sizes(config, self.geometry, self._device.free_bytes())
-        take = self._device.bank_memory
-        self._read_banks = BankSet(config.read_banks, sizes.read, take)
-        self._save_banks = BankSet(config.save_banks, sizes.save, take)
+        # One piece: a driver registers what it has allocated as one, and no part of it twice.
+        read_bytes = config.read_banks * sizes.read
+        memory = self._device.bank_memory(read_bytes + config.save_banks * sizes.save)
+        self._read_banks = BankSet(config.read_banks, sizes.read, memory[:read_bytes])
+        self._save_banks = BankSet(config.save_banks, sizes.save, memory[read_bytes:])
         self._payload = payload(
             config.payload,
             store.files,
@@ -113,9 +115,7 @@ class Engine:
             device_memory=not self._device.in_host_memory,
         )
         try:
-            for banks in (self._read_banks, self._save_banks):
-                for bank in banks.banks:
-                    self._payload.register(self._device.payload_view(bank.memory))
+            self._payload.register(self._device.payload_view(memory))
         except BaseException:
             self._payload.close()
             raise

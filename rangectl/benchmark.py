@@ -91,7 +91,7 @@ class _Bench:
         self._fio = fio
         self._ids = np.random.default_rng(setup.seed)
         self._order = random.Random(setup.seed)
-        self._kv = PagedKV(setup.model, setup.block_count)
+        self._kv = PagedKV(setup.model, setup.block_count, setup.device)
         self._store = folder / "store"
         created = create(
             str(self._store),
@@ -104,12 +104,21 @@ class _Bench:
             read_banks=setup.bank_count,
             save_banks=setup.bank_count,
             placement="banks",
+            device=setup.device,
+            payload=setup.payload_path,
             allow_buffered=setup.allow_buffered,
             join_pieces=setup.join_pieces,
         )
         self.filesystem = created.filesystem
         self.path = "unknown"
-        """How the engine reached the pack file, by its own word."""
+        """Which way the engine's bytes took, by what it has counted."""
+
+    @property
+    def _direct(self) -> bool:
+        """Whether the arms without an engine read with O_DIRECT, as the engine does."""
+        if self._setup.device == "cpu":
+            return self.path == "posix-direct"
+        return not self._setup.allow_buffered
 
     def run_point(self, point: Point, generation: int, advance: Advance) -> PointResult:
         """Save the payload in pieces of this size and restore it, by every arm, interleaved."""
@@ -129,7 +138,7 @@ class _Bench:
             self._kv,
             self._workers,
             layerwise=point.layerwise,
-            direct=self.path == "posix-direct",
+            direct=self._direct,
         )
         saves = self._save(banks, control, tokens, point.pieces(source, 1))
         engines = self._engines(banks)
@@ -158,7 +167,7 @@ class _Bench:
 
     def _engines(self, banks: RangeArm) -> dict[str, RangeArm]:
         """Return the arms of the engine: through banks, and in place where the disk allows it."""
-        if self.path != "posix-direct":
+        if self._setup.device != "cpu" or self.path != "posix-direct":
             return {"range": banks}
         in_place = replace(banks, config=replace(self._config, placement="direct"))
         return {"range": banks, "range_direct": in_place}
@@ -244,7 +253,7 @@ class _Bench:
             found.geometry,
             found.tables,
             self._workers,
-            direct=self.path == "posix-direct",
+            direct=self._direct,
         )
 
     def _shuffled(self, runs: Iterable[tuple[str, _Run]]) -> list[tuple[str, _Run]]:

@@ -61,6 +61,10 @@ class Setup:
     thread_count: int = 8
     read_workers: int = 8
     """Spans that Range's arms read at once: the fewer, the sooner the first layer is whole."""
+    device: str = "cpu"
+    """Where paged KV and banks lie."""
+    payload_path: str = "posix"
+    """Which way Range's bytes take: the engine's setting `payload`."""
     bank_count: int = 8
     """Read banks, and as many save banks, of the engine."""
 

@@ -75,6 +75,7 @@ class Report:
             "token_bytes": setup.model.token_bytes,
             "seed": setup.seed,
             "path": self.path,
+            "memory": setup.device,
             "filesystem": machine.filesystem,
             "device": machine.device,
             "huge_pages": machine.huge_pages,
@@ -167,6 +168,7 @@ class Report:
             "ratio_range": [ratio.low, ratio.high],
             "ratio_interval": ratio.interval,
             "physical_read_bytes": [sample.physical_read_bytes for sample in got.samples],
+            "paths": sorted({sample.path for sample in got.samples if sample.path is not None}),
             "counts": dict(sorted(got.counts.items())),
         }
 

@@ -10,6 +10,7 @@ from statistics import median
 
 from rangectl import work_units
 from rangectl.ablations import ABLATIONS
+from rangectl.benchmark_plan import Setup
 from rangectl.benchmark_report import TARGETS, Report
 from rangectl.output import columns, facts, human_bytes
 from rangectl.statistics import PAIRS_MIN, Paired
@@ -51,7 +52,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     )
     yield (
         "path",
-        f"{report.path} on {machine.filesystem} ({machine.device}),"
+        f"{report.path}{_memory(setup)} on {machine.filesystem} ({machine.device}),"
         f" {setup.thread_count} threads"
         + (f", {setup.read_workers} in Range" if setup.read_workers != setup.thread_count else "")
         + f", huge pages {machine.huge_pages}",
@@ -64,9 +65,15 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     )
 
 
+def _memory(setup: Setup) -> str:
+    return "" if setup.device == "cpu" else f" to {setup.device}"
+
+
 def _residency(report: Report) -> str:
-    if report.path != "posix-direct":
+    if report.path == "posix-buffered":
         return "page cache dropped before each run; buffered reads, so caches may still help"
+    if report.path != "posix-direct":
+        return "page cache dropped before each run; how the bytes went is in path"
     lowest = min((n for _, _, n in report.physical_reads()), default=None)
     if lowest is None:
         return "O_DIRECT; this kernel does not count physical reads, so they are not proved"

@@ -25,6 +25,8 @@ class Sample:
     """When each layer was ready, from the beginning; empty for a run that has no layers."""
     physical_read_bytes: int | None
     """Bytes fetched from the block device, as the kernel counts them; None where it does not."""
+    path: str | None = None
+    """The way that the engine proved its bytes to have taken; None for arms without an engine."""
 
     @property
     def first_layer_seconds(self) -> float:

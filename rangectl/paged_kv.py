@@ -1,13 +1,15 @@
-"""A stand-in for an engine's paged KV: one huge-page mapping of blocks for all layers.
+"""A stand-in for a serving engine's paged KV: one mapping of blocks for all layers.
 
 Owns that memory, fills it with self-describing payload and checks it; never reads a store.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
-from rangekv.engine.devices.cpu import bank_memory
+from rangekv.engine.testing.gpu_blocks import layers_of, paged_memory
 from rangekv.engine.testing.payload import WORD_BYTES, Mismatch, Payload, as_words
 from rangekv.format.geometry import ModelGeometry
 
@@ -15,19 +17,20 @@ BlockIds = npt.NDArray[np.int64]
 
 
 class PagedKV:
-    """[layer_count, block_count, block_bytes] of host memory, as a paged KV cache lies in it."""
+    """[layer_count, block_count, block_bytes], as a paged KV cache lies in memory.
 
-    def __init__(self, model: ModelGeometry, block_count: int) -> None:
+    `device` is the engine's setting: in a GPU's memory `blocks` are GpuBlocks instead of an array.
+    """
+
+    def __init__(self, model: ModelGeometry, block_count: int, device: str = "cpu") -> None:
         self.model = model
         self.block_count = block_count
-        memory = bank_memory(model.layer_count * block_count * model.block_bytes)
-        shape = (model.layer_count, block_count, model.block_bytes)
-        self.blocks: npt.NDArray[np.uint8] = memory.reshape(shape)
+        self.blocks: Any = paged_memory(device, (model.layer_count, block_count, model.block_bytes))
 
     @property
-    def layers(self) -> list[npt.NDArray[np.uint8]]:
+    def layers(self) -> list[Any]:
         """One writable [block_count, block_bytes] view per layer; valid as long as this object."""
-        return list(self.blocks)
+        return layers_of(self.blocks)
 
     def write(self, payload: Payload, block_ids: BlockIds) -> None:
         """Put the payload's tokens 0 … into `block_ids`, all layers."""
@@ -45,7 +48,7 @@ class PagedKV:
         word_count = self.model.block_bytes // WORD_BYTES
         stride = 1 if whole else max(1, word_count - 1)
         for layer_index, layer in enumerate(self.blocks):
-            words = as_words(layer)[:, ::stride][block_ids]
+            words = as_words(np.asarray(layer))[:, ::stride][block_ids]
             wrong = payload.check(layer_index, 0, words, stride=stride)
             if wrong is not None:
                 return wrong

@@ -61,9 +61,10 @@ class RangeArm:
             save.finish()
             if not (extracted and save.wait(DEADLINE_S)):
                 raise TransferError("save-failed", f"nothing published: {engine.stats().line()}")
-            sample, counts = run.done(), since(engine, before)
+            path = engine.stats().path
+            sample, counts = replace(run.done(), path=path), since(engine, before)
             counts["syscalls"] = counts["write_calls"]
-            return sample, counts, engine.stats().path
+            return sample, counts, path
 
     def restore(
         self, tokens: Sequence[Tokens], block_ids: Sequence[BlockIds]
@@ -93,7 +94,7 @@ class RangeArm:
         restore = engine.claim(ticket, list(tokens), list(block_ids))
         run.layers(consumer.consume(self.kv.model.layer_count, restore.wait_layer))
         restore.finish()
-        sample = run.done()
+        sample = replace(run.done(), path=engine.stats().path)
         expected, failed = sum(map(len, tokens)), restore.failed_blocks()
         if ticket.token_count != expected or failed:
             raise TransferError(

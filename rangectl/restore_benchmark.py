@@ -22,6 +22,7 @@ from rangectl.verb import EXISTING_DIRECTORY, Listed, Size, Verb, json_option
     examples=(
         "rangectl restore-benchmark --dir /kv",
         "rangectl restore-benchmark --dir /kv --repeat 15 --json",
+        "rangectl restore-benchmark --device cuda --payload-path gds",
         "rangectl restore-benchmark --ablate scalar-index,object-issue --plot range.svg",
     ),
     exits=(ExitCode.CHECK_FAILED, ExitCode.ENVIRONMENT),
@@ -85,6 +86,18 @@ from rangectl.verb import EXISTING_DIRECTORY, Listed, Size, Verb, json_option
     type=click.IntRange(1, 64),
     help="Spans that Range's arms read at once, the engine's setting read_workers.",
 )
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    type=click.Choice(["cpu", "cuda"]),
+    help="Where Range's banks and the blocks that it restores to lie.",
+)
+@click.option(
+    "--payload-path",
+    type=click.Choice(["posix", "compat", "gds"]),
+    help="Which way Range's bytes take: posix, with --device cuda gds; what runs is printed.",
+)
 @click.option("--fio", is_flag=True, help="Also read the same spans with fio.")
 @click.option(
     "--plot",
@@ -108,6 +121,8 @@ def command(
     claim_after_ms: float,
     concurrency: tuple[int, ...],
     read_workers: int,
+    device: str,
+    payload_path: str | None,
     fio: bool,
     picture: Path | None,
     seed: int,
@@ -134,6 +149,8 @@ def command(
         claim_delay_seconds=claim_after_ms / 1000,
         concurrency=concurrency,
         read_workers=read_workers,
+        device=device,
+        payload_path=payload_path or ("posix" if device == "cpu" else "gds"),
         fio=fio,
     )
     if picture is not None:

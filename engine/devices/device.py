@@ -79,7 +79,7 @@ class Device(Protocol):
         """Raise `UsageError` unless every id names a block, and each only once if `unique`."""
 
     def bank_memory(self, size_bytes: int) -> Memory:
-        """Return memory for banks, once for all banks of a kind."""
+        """Return memory for banks, once for all banks of an engine."""
 
     def lane(self) -> Lane:
         """Return the order in which the copies of one request will run."""

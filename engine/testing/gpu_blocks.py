@@ -34,14 +34,25 @@ class GpuBlocks:
         self.tensor[_index(key)] = value
         _settle(self.tensor)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As an array's."""
+        return tuple(self.tensor.shape)
+
     def __len__(self) -> int:
         return len(self.tensor)
 
     def __iter__(self) -> Iterator[GpuBlocks]:
         return (GpuBlocks(part) for part in self.tensor)
 
-    def __array__(self, *_: Any, **__: Any) -> npt.NDArray[np.uint8]:
-        array: npt.NDArray[np.uint8] = self.tensor.cpu().numpy()
+    def view(self, dtype: type[np.generic]) -> GpuBlocks:
+        """Return the same memory as words of another type that torch knows."""
+        import torch
+
+        return GpuBlocks(self.tensor.view(getattr(torch, np.dtype(dtype).name)))
+
+    def __array__(self, *_: Any, **__: Any) -> npt.NDArray[Any]:
+        array: npt.NDArray[Any] = self.tensor.cpu().numpy()
         return array
 
 

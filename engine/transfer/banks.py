@@ -5,7 +5,6 @@ It never starts a read, copy or write, and never frees a bank because somebody s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 
 from rangekv.engine.devices.device import Memory
@@ -58,16 +57,14 @@ class Bank:
 
 
 class BankSet:
-    """A fixed number of equal banks carved once from one mapping. Guarded by the engine's lock."""
+    """A fixed number of equal banks, carved once from `memory`. Guarded by the engine's lock."""
 
-    def __init__(self, count: int, bank_bytes: int, take: Callable[[int], Memory]) -> None:
-        """`take` gives that many bytes of a device's memory; they are asked for once."""
+    def __init__(self, count: int, bank_bytes: int, memory: Memory) -> None:
+        """`memory` is uint8[count · bank_bytes], `bank_bytes` a multiple of 4096."""
         self.bank_bytes = bank_bytes
         self.quarantined_ever = 0
-        stride = -(-bank_bytes // 4096) * 4096
-        memory = take(count * stride)
         self.banks = [
-            Bank(index, memory[index * stride : index * stride + bank_bytes])
+            Bank(index, memory[index * bank_bytes : (index + 1) * bank_bytes])
             for index in range(count)
         ]
         self._free = list(reversed(self.banks))

@@ -64,3 +64,38 @@ def test_a_gpu_that_is_not_there_is_said_once(rangectl: Any, tmp_path: Path) -> 
     assert refused.status == ExitCode.ENVIRONMENT
     assert "[no-gpu]" in refused.err or "[no-torch]" in refused.err
     assert "cases held" not in refused.out
+
+
+def test_the_benchmark_restores_to_the_device_and_says_which_way(
+    gpu: Any, rangectl: Any, tmp_path: Path
+) -> None:
+    shape = ("--payload", "64MiB", "--repeat", 1, "--layers", 4)
+    measured = rangectl(
+        *("restore-benchmark", "--dir", tmp_path, "--device", "cuda", "--payload-path", "posix"),
+        *(*shape, "--ablate", "whole-prefix-barrier", "--concurrent", "1,2", "--json"),
+    )
+    assert measured.status == ExitCode.OK, measured.err
+    found = measured.json
+    assert found["memory"] == "cuda"
+    for point in found["points"]:
+        assert point["arms"]["range"]["paths"] == ["posix-direct"]
+        assert set(point["arms"]) == {"ceiling", "range", "control"}
+    launched = {kind for copies in gpu.copied for kind, _, _ in copies.launches}
+    assert launched == {"gather", "scatter"}
+
+
+def test_gds_is_what_a_gpu_is_asked_for(gpu: Any, rangectl: Any, tmp_path: Path) -> None:
+    gpu.in_host_memory = False
+    refused = rangectl("restore-benchmark", "--dir", tmp_path, "--device", "cuda")
+    assert refused.status == ExitCode.ENVIRONMENT
+    assert "payload 'gds' is refused" in refused.err
+    assert "[payload-refused]" in refused.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_copies_are_compared_with_a_plain_copy(gpu: Any) -> None:
+    from rangekv.engine.testing.gpu_copies import measure
+
+    rates = measure(64 << 10, gpu, repeat=1)
+    assert set(rates) == {"copy", "scatter", "gather", "hash"}
+    assert all(rate > 0 for rate in rates.values())

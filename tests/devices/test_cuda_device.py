@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from rangekv.engine import EngineConfig
 from rangekv.engine.devices.cpu import CpuDevice
+from rangekv.engine.payload.posix import PosixPayload
 from rangekv.engine.testing.gpu_blocks import GpuBlocks
 from rangekv.engine.transfer.bank_sizes import DEVICE_MARGIN, bank_sizes
 from rangekv.format.errors import EnvironmentFault, RangeError, TicketError, UsageError
@@ -232,6 +233,21 @@ def test_banks_are_scaled_to_the_memory_that_is_free(gpu: Any, tmp_path: Path) -
     chosen = EngineConfig(device="cuda", save_bank=64 * MIB)
     with pytest.raises(EnvironmentFault):
         bank_sizes(chosen, geometry, read + 8 * 32 * MIB + DEVICE_MARGIN)
+
+
+def test_all_banks_are_one_piece_that_is_registered_once(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what the driver has allocated as one, no part may be registered twice."""
+    registered: list[int] = []
+    monkeypatch.setattr(
+        PosixPayload, "register", lambda self, memory: registered.append(memory.nbytes)
+    )
+    rig = Rig(tmp_path / "store", device="cuda")
+    banks = [*rig.engine._read_banks.banks, *rig.engine._save_banks.banks]
+    assert registered == [sum(bank.memory.nbytes for bank in banks)]
+    assert len({bank.memory.data_ptr() for bank in banks}) == len(banks)
+    rig.engine.close(30)
 
 
 def test_an_engine_without_room_for_its_banks_does_not_start(gpu: Any, tmp_path: Path) -> None:
