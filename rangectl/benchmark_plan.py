@@ -100,9 +100,10 @@ class Setup:
 
     @property
     def memory_bytes(self) -> int:
-        """Paged KV, and banks for the engine's reads and saves and for the raw reads."""
+        """Paged KV, where the host has it, and banks of the engine and of the raw reads."""
         banks = 2 * self.bank_count + self.thread_count
-        return self.payload_bytes + banks * 32 * MIB
+        paged_kv = self.payload_bytes if self.device == "cpu" else 0
+        return paged_kv + banks * 32 * MIB
 
     def points(self) -> list[Point]:
         """Return the object sizes this payload divides into; raises UsageError if none."""

@@ -70,11 +70,12 @@ class RangeArm:
         self, tokens: Sequence[Tokens], block_ids: Sequence[BlockIds]
     ) -> tuple[Sample, Counter[str]]:
         """Look up, claim and restore the prefix; return cost and counts of this one restore."""
-        drop_residency(str(self.store / "range.pack"))
         limit = self.consumer.read_bytes_max
         files = None if limit is None else ShortReads(limit)
         # A restore needs one save bank: none of it is used, and all of it takes time to map.
         with self.session(replace(self.config, save_banks=1), files) as engine:
+            # Behind the open, which may have read through the cache to find out what GDS does.
+            drop_residency(str(self.store / "range.pack"))
             opened = len(files.calls) if files is not None else 0
             sample, counts = self._restore(engine, tokens, block_ids)
             calls = counts["read_calls"] if files is None else len(files.calls) - opened

@@ -213,7 +213,7 @@ class CpuDevice:
         view = memory.data
         return (xxhash.xxh3_64_intdigest(view[begin : begin + size]) for begin, size in pages)
 
-    def host_view(self, memory: Bytes) -> memoryview:
+    def host_view(self, lane: Lane, memory: Bytes) -> memoryview:
         """See `Device`."""
         return memory.data
 

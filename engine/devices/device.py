@@ -101,7 +101,7 @@ class Device(Protocol):
         """Return xxh3_64 of each page (begin, bytes) of `memory`, which nothing changes by now."""
         ...
 
-    def host_view(self, memory: Memory) -> memoryview:
+    def host_view(self, lane: Lane, memory: Memory) -> memoryview:
         """Return the bytes of `memory` to read on the host; of a GPU's memory they are a copy."""
         ...
 

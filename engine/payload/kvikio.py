@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from rangekv.engine.files import OS_FILES, Files
 from rangekv.engine.payload.cufile_stats import CufileStats
 from rangekv.engine.payload.evidence import Evidence, Witness
 from rangekv.format.errors import EnvironmentFault, TransferError, UsageError, ensure
+
+log = logging.getLogger("rangekv.engine")
 
 INSTALL = "pip install 'rangekv[gds-cu13]', or rangekv[gds-cu12] for a driver of CUDA 12"
 TASK_ALIGNMENT = 4096  # KvikIO takes multiples of a page as the size of a task
@@ -57,6 +60,7 @@ _start: _Start | None = None
 # Every operation that may still touch its memory, whoever has let go of it. KvikIO's futures own
 # nothing: a buffer that is freed in flight corrupts the heap.
 _in_flight: set[Operation] = set()
+_kept: list[Any] = []
 
 
 def load(mode: str) -> Any:
@@ -296,7 +300,13 @@ class KvikioPayload:
             "a file was closed under an operation of KvikIO",
         )
         while self._registered:
-            self.library.memory_deregister(self._registered.pop())
+            memory = self._registered.pop()
+            try:
+                self.library.memory_deregister(memory)
+            except LIBRARY_ERRORS as error:
+                # Rather held for good than freed under the driver; and a close goes on.
+                _kept.append(memory)
+                log.warning("cuFile keeps %d bytes registered: %s", memory.nbytes, error)
         file.close()
 
     def _move(self, verb: str, offset: int, buffers: Sequence[Bytes | DeviceBytes]) -> int:

@@ -83,7 +83,7 @@ def _settle(tensor: torch.Tensor) -> None:
     import torch
 
     if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def _index(key: Any) -> Any:

@@ -14,8 +14,8 @@ from rangekv.format.geometry import ALIGNMENT, Geometry
 # The larger a bank, the fewer launches a prompt needs; on a host they only cost memory.
 SAVE_BANK_DEVICE = 256 * MIB
 SAVE_BANK_HOST = 32 * MIB
-# Of a device's free memory, what is left to the tables of kernels and the driver.
-DEVICE_MARGIN = 64 * MIB
+# Of a device's free memory, what is left to the tables of kernels, on each stream, and the driver.
+DEVICE_MARGIN = 256 * MIB
 
 
 class BankSizes(NamedTuple):

@@ -28,11 +28,15 @@ class Write:
 
 @dataclass(slots=True)
 class Gathered:
-    """What a filled bank holds: its writes, the evidence of its copies, memory taken on the way."""
+    """What a filled bank holds: its writes, the evidence of its copies, memory taken on the way.
+
+    `error` is what its hashes failed with; the bank is not to be written then.
+    """
 
     writes: list[Write] = field(default_factory=list)
     states: list[FenceState] = field(default_factory=list)
     temporaries: int = 0
+    error: Exception | None = None
 
 
 @dataclass(slots=True)
@@ -75,7 +79,13 @@ def fill_bank(sources: Sources, pieces: Sequence[Piece], memory: Memory) -> Gath
         outcome.states.append(fence.wait())
         offset_in_part = (piece.begin - part.token_start) * geometry.token_bytes
         hasher = sources.hashers[piece.part_index][piece.layer_index]
-        _hash(sources, hasher, offset_in_part, target)
+        try:
+            _hash(sources, hasher, offset_in_part, target)
+        except Exception as error:
+            # The copies have ended and a hash only reads: the bank is free, the save has failed.
+            outcome.states.append(FenceState.FAILED)
+            outcome.error = error
+            return outcome
         write_end = position + (end - position) // unit * unit
         if piece.end == part.token_start + part.token_count:
             write_end = -(-end // ALIGNMENT) * ALIGNMENT
@@ -102,7 +112,8 @@ def _hash(sources: Sources, hasher: PageHasher, position: int, data: Memory) -> 
         if is_whole:
             whole.append((begin - position, end - begin))
         else:
-            hasher.update(begin, device.host_view(data[begin - position : end - position]))
+            part = data[begin - position : end - position]
+            hasher.update(begin, device.host_view(sources.lane, part))
     digests = device.digests(sources.lane, data, whole) if whole else ()
     for (begin, _), digest in zip(whole, digests, strict=True):
         hasher.note(position + begin, digest)

@@ -226,7 +226,8 @@ class SaveCoordinator:
             else:
                 self.banks.release(bank, Evidence.FENCE_SETTLED)
             unproved = TransferError("unproved-fence", "a gather is not proved done")
-            self._fail(save, error or unproved)
+            told = result.error if result is not None else None
+            self._fail(save, error or told or unproved)
             self._settle_if_done(save)
             self._pump()
             return

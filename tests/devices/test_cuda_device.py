@@ -130,7 +130,8 @@ def test_a_copy_that_no_event_proves_fails_its_blocks_and_keeps_its_bank(
     if call == "synchronize":
         gpu.hold()  # so that there is something to wait for
     restore = None
-    gpu.errors[call] = RuntimeError("CUDA error: an illegal memory access was encountered")
+    for lost in (call, "drained"):
+        gpu.errors[lost] = RuntimeError("CUDA error: an illegal memory access was encountered")
     if call == "record":
         with pytest.raises(TicketError, match="device-failed"):
             claimed(rig)
@@ -142,6 +143,54 @@ def test_a_copy_that_no_event_proves_fails_its_blocks_and_keeps_its_bank(
     assert rig.engine.stats().banks_in_quarantine > 0
     gpu.errors.clear()
     gpu.let_go()
+
+
+@pytest.mark.parametrize("call", ["query", "synchronize"])
+def test_a_device_that_has_drained_proves_that_a_copy_has_ended(
+    gpu: Any, rig: Rig, call: str
+) -> None:
+    """Events cannot be asked while a graph is captured: the blocks fail, the bank comes back."""
+    rig.save(TOKENS)
+    if call == "synchronize":
+        gpu.hold()
+    gpu.errors[call] = RuntimeError("CUDA error: operation not permitted when stream is capturing")
+    restore, ids = claimed(rig)
+    assert not restore.wait_layer(0, 30)
+    restore.finish()
+    assert set(restore.failed_blocks()) == set(ids.tolist())
+    assert rig.engine.stats().banks_in_quarantine == 0
+    gpu.errors.clear()
+    gpu.let_go()
+    rig.give(ids)
+    assert rig.restore(TOKENS) == len(TOKENS)
+
+
+def test_a_save_whose_hashes_fail_publishes_nothing_and_frees_its_bank(gpu: Any, rig: Rig) -> None:
+    gpu.errors["hash"] = RuntimeError("CUDA out of memory")
+    for _ in range(10):  # more than there are banks
+        save = rig.engine.save(rig.key(), TOKENS)
+        ids = rig.take(len(TOKENS) // rig.model.block_tokens)
+        rig.announce(save, ids)
+        assert not save.extracted(30)
+        rig.give(ids)
+        save.finish()
+        assert not save.wait(30)
+    assert rig.engine.stats().banks_in_quarantine == 0
+    gpu.errors.clear()
+    assert rig.save(TOKENS)
+    assert rig.restore(TOKENS) == len(TOKENS)
+
+
+def test_bytes_that_cannot_be_hashed_are_not_delivered(gpu: Any, rig: Rig) -> None:
+    rig.save(TOKENS)
+    gpu.errors["hash"] = RuntimeError("CUDA out of memory")
+    restore, ids = claimed(rig)
+    assert not restore.wait_layer(0, 30)
+    restore.finish()
+    assert all((layer[ids] == POISON).all() for layer in rig.layers)
+    gpu.errors.clear()
+    rig.give(ids)
+    assert rig.restore(TOKENS) == len(TOKENS), "what was not damaged was retired"
 
 
 @pytest.mark.parametrize("call", ["scatter", "upload"])

@@ -86,12 +86,14 @@ def test_an_answer_that_is_neither_yes_nor_no_is_unknown(answer):
     assert states(EventFence(FakeEvent(answer, True)), 2) == [UNKNOWN, UNKNOWN]
 
 
-def test_an_event_that_cannot_be_recorded_leaves_the_copy_unknown():
+@pytest.mark.parametrize(("proved", "outcome"), [(False, UNKNOWN), (True, FAILED)])
+def test_an_event_that_cannot_be_recorded_proves_nothing_itself(proved, outcome):
+    """Only who knows otherwise that the copy has ended says so; delivered it is in no case."""
     error = RuntimeError("CUDA error: out of memory")
     event = FakeEvent(True, record=error)
-    fence = EventFence.behind(event, "stream", proves_end=lambda _: True)
-    assert states(fence, 2) == [UNKNOWN, UNKNOWN]
-    assert fence.wait() is UNKNOWN
+    fence = EventFence.behind(event, "stream", proves_end=lambda _: proved)
+    assert states(fence, 2) == [outcome, outcome]
+    assert fence.wait() is outcome
     assert event.calls == ["record"]  # an event never recorded would answer True
     assert fence.error is error
 

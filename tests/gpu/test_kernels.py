@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,10 @@ def rows(block_bytes: int, stride: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["TritonCopies", "TorchCopies"])
-@pytest.mark.parametrize(("block_bytes", "stride"), [(65536, 65536), (384, 512), (1000, 1000)])
+@pytest.mark.parametrize(
+    ("block_bytes", "stride"),
+    [(65536, 65536), (384, 512), (1000, 1000), (1004, 1004), (1001, 1001)],
+)
 def test_blocks_arrive_whole(kind: str, block_bytes: int, stride: int) -> None:
     import torch
     from rangekv.engine.devices.cuda import copies
@@ -68,3 +73,27 @@ def test_hashes_are_those_of_the_host(kind: str) -> None:
         for begin, size in zip(begins, sizes, strict=True)
     ]
     assert found.tolist() == expected
+
+
+def test_threads_may_launch_a_kernel_for_the_first_time_at_once() -> None:
+    """Reads end in any order: several workers hash the first spans of a restore together."""
+    import torch
+    from rangekv.engine.devices.cuda.hashes import TritonHashes
+
+    size = 4096 + 8 * 97  # a shape that no other test compiles for
+    banks = [torch.randint(0, 256, (4 * size,), dtype=torch.uint8, device="cuda") for _ in range(9)]
+    made, gate = TritonHashes("cuda"), threading.Barrier(len(banks))
+
+    def hashed(bank: Any) -> list[int]:
+        gate.wait(60)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = made.in_bank(bank, [n * size for n in range(4)], [size] * 4).cpu()
+        return list(found.numpy().view(np.uint64).tolist())
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(len(banks)) as threads:
+        found = list(threads.map(hashed, banks))
+    for bank, digests in zip(banks, found, strict=True):
+        host = bank.cpu().numpy()
+        pages = [host[n * size : (n + 1) * size].data for n in range(4)]
+        assert digests == [xxhash.xxh3_64_intdigest(page) for page in pages]

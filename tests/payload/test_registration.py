@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rangekv.engine.payload import kvikio
 from rangekv.engine.payload.kvikio import KvikioPayload
 from rangekv.format.errors import EnvironmentFault
 
@@ -24,6 +25,8 @@ class Library:
         self.calls.append(("register", memory.nbytes))
 
     def memory_deregister(self, memory: Any) -> None:
+        if self.error is not None:
+            raise self.error
         self.calls.append(("deregister", memory.nbytes))
 
 
@@ -52,6 +55,17 @@ def test_the_way_through_the_host_registers_nothing() -> None:
     payload.register(np.empty(8192, np.uint8))
     payload.close()
     assert library.calls == [("close", 0)]
+
+
+def test_memory_that_cannot_be_let_go_of_is_kept_and_the_close_goes_on() -> None:
+    library = Library()
+    payload = payload_of(library, "gds")
+    memory = np.empty(4096, np.uint8)
+    payload.register(memory)
+    library.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    payload.close()
+    assert library.calls[-1] == ("close", 0)
+    assert any(one is memory for one in kvikio._kept)
 
 
 def test_memory_that_is_not_registered_is_a_refusal_with_a_remedy() -> None:

@@ -106,6 +106,10 @@ class StandIn:
         finally:
             self._current.stream = before
 
+    def drained(self) -> bool:
+        self.fail("drained")
+        return True
+
     def upload(self, block_ids: Any) -> torch.Tensor:
         self.fail("upload")
         return torch.from_numpy(np.array(block_ids, dtype=np.int64))
@@ -118,7 +122,16 @@ class StandIn:
         return self.copied[-1]
 
     def hashes(self) -> PageHashes:
-        return TorchHashes()
+        return StandInHashes(self)
+
+
+class StandInHashes(TorchHashes):
+    def __init__(self, runtime: StandIn) -> None:
+        self.runtime = runtime
+
+    def _in_bank(self, bank: Any, pages: Any) -> torch.Tensor:
+        self.runtime.fail("hash")
+        return super()._in_bank(bank, pages)
 
 
 class StandInCopies(TorchCopies):

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rangekv.engine.devices.cuda.launch import LAUNCH
 from rangekv.engine.devices.cuda.tensors import (
     check_bank,
     check_block_ids,
@@ -122,9 +123,9 @@ class TritonCopies(BlockCopies):
         chunks = -(-block_words // chunk_words)
         most = max(strip.block_count for strip in strips)
         # Triton launches on the current device, which need not be the one that holds the bank.
-        with torch.cuda.device_of(bank):
+        with LAUNCH, torch.cuda.device_of(bank):
             self._kernel[(most * chunks, len(strips))](
-                torch.tensor(table, dtype=torch.int64).to(self.device, non_blocking=True),
+                torch.tensor(table, dtype=torch.int64).to(self.device),
                 block_ids,
                 block_words=block_words,
                 chunks=chunks,

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 class StreamLane:
-    """A stream of one request's own."""
+    """A stream for one request's copies, and one for its checksums, which nothing holds up."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.stream = runtime.stream()
+        self.hashing = runtime.stream()
         self._runtime = runtime
 
     def follow(self) -> None:
@@ -142,7 +143,7 @@ class CudaDevice:
         *,
         to_bank: bool,
     ) -> CopyFence:
-        copies, stream = self._copies, _stream(lane)
+        copies, stream = self._copies, _of(lane).stream
         if copies is None:
             raise UsageError("not-attached", "no paged KV is attached; call attach() first")
         failure: Exception | None = None
@@ -156,7 +157,9 @@ class CudaDevice:
                     copies.scatter(bank, strips, ids)
             except Exception as error:
                 failure = error
-            fence = CopyFence.behind(self.runtime.event(), stream, failure=failure)
+            fence = CopyFence.behind(
+                self.runtime.event(), stream, failure=failure, proves_end=self._has_ended
+            )
         fence.keep(bank, ids)
         return fence
 
@@ -165,7 +168,7 @@ class CudaDevice:
     ) -> list[int]:
         """See `Device`; all pages at once, waited for."""
         begins, sizes = [begin for begin, _ in pages], [size for _, size in pages]
-        with self.runtime.on(_stream(lane)):
+        with self.runtime.on(_of(lane).hashing):
             hashes = self._hashes.in_bank(memory, begins, sizes).cpu()
         unsigned: list[int] = hashes.numpy().view(np.uint64).tolist()
         return unsigned
@@ -180,16 +183,21 @@ class CudaDevice:
         return copy
 
     def _settled(self, lane: Lane, work: Any) -> Any:
-        stream = _stream(lane)
+        stream = _of(lane).stream
         with self.runtime.on(stream):
             result = work()
-            fence = EventFence.behind(self.runtime.event(), stream)
+            fence = EventFence.behind(self.runtime.event(), stream, proves_end=self._has_ended)
         ensure(fence.wait() is FenceState.DONE, f"a copy in a bank is not proved: {fence.error}")
         return result
 
-    def host_view(self, memory: torch.Tensor) -> memoryview:
+    def _has_ended(self, _: Exception) -> bool:
+        """Whether a copy has ended of which its event tells nothing: a drained device runs none."""
+        return self.runtime.drained()
+
+    def host_view(self, lane: Lane, memory: torch.Tensor) -> memoryview:
         """See `Device`."""
-        return memoryview(memory.cpu().numpy())
+        with self.runtime.on(_of(lane).hashing):
+            return memoryview(memory.cpu().numpy())
 
     def payload_view(self, memory: torch.Tensor) -> Any:
         """See `Device`."""
@@ -213,7 +221,7 @@ class CudaDevice:
         raise UsageError("no-direct-placement", str(self.direct_obstacle(0)))
 
 
-def _stream(lane: Lane) -> Any:
+def _of(lane: Lane) -> StreamLane:
     if not isinstance(lane, StreamLane):
         raise UsageError("bad-device", "a copy on a GPU was given the lane of another device")
-    return lane.stream
+    return lane

@@ -69,13 +69,13 @@ class EventFence(Fence):
 
         `failure` is what starting the copy raised: a part of it may run, so its memory is free when
         the event says so, but then the copy is FAILED. A copy whose event cannot be recorded is
-        UNKNOWN: nothing will tell when it ends.
+        UNKNOWN, unless `proves_end` knows better: nothing else will tell when it ends.
         """
         fence = cls(event, failure=failure, proves_end=proves_end)
         try:
             event.record(stream)
         except Exception as error:
-            fence._settle_first(FenceState.UNKNOWN, error)
+            fence._settle_first(fence._after(error), error)
         return fence
 
     def state(self) -> FenceState:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rangekv.engine.devices.cuda import xxh3
 from rangekv.engine.devices.cuda.hash_torch import hash_rows
+from rangekv.engine.devices.cuda.launch import LAUNCH
 from rangekv.engine.devices.cuda.tensors import (
     check_bank,
     check_block_ids,
@@ -127,12 +128,12 @@ class TritonHashes(PageHashes):
         hashes = torch.empty(len(pages), dtype=torch.int64, device=device)
         if not pages:
             return hashes
-        table = torch.tensor(pages, dtype=torch.int64).to(device, non_blocking=True)
+        table = torch.tensor(pages, dtype=torch.int64).to(device)
         longest = max(size for _, size in pages)
         blocks_max = -(-longest // xxh3.BLOCK_BYTES) if longest > xxh3.SHORT_MAX else 0
         sums = torch.empty((len(pages), blocks_max, 8), dtype=torch.int64, device=device)
         # Triton launches on the current device, which need not be the one that holds the pages.
-        with torch.cuda.device_of(hashes):
+        with LAUNCH, torch.cuda.device_of(hashes):
             if blocks_max:
                 self._kernels.sum_blocks[(len(pages), -(-blocks_max // _TILE))](
                     table,

@@ -6,6 +6,7 @@ It never decides what is copied and knows no bank. It is the seam at which tests
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -15,8 +16,8 @@ import numpy as np
 from rangekv.engine.devices.cuda.copies import BlockCopies, TorchCopies, TritonCopies
 from rangekv.engine.devices.cuda.event_fence import Event
 from rangekv.engine.devices.cuda.hashes import PageHashes, TorchHashes, TritonHashes
-from rangekv.engine.devices.device import BlockIds
-from rangekv.format.errors import EnvironmentFault
+from rangekv.engine.devices.device import BlockIds, Strip
+from rangekv.format.errors import EnvironmentFault, UsageError
 from rangekv.format.geometry import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("rangekv.engine")
 
 Made = TypeVar("Made")
+
+STREAMS = 8
+TRIED_BYTES = 64 << 10
 
 
 class Runtime(Protocol):
@@ -55,6 +59,10 @@ class Runtime(Protocol):
 
     def wait_event(self, stream: Any, event: Event) -> None:
         """Let what comes next on `stream` run behind `event`."""
+
+    def drained(self) -> bool:
+        """Wait for all that the device has been given; True, or it raises: then nobody knows."""
+        ...
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """Let the calling thread give its work to `stream`."""
@@ -97,6 +105,11 @@ class TorchRuntime:
             )
         self._torch: Any = torch
         self.device = torch.device("cuda", torch.cuda.current_device())
+        # Of their own: torch's pool is vLLM's too, and its allocator keeps memory for each stream.
+        # Before others in rank: a copy is short, and somebody waits for it.
+        streams = [torch.cuda.Stream(device=self.device, priority=-1) for _ in range(STREAMS)]
+        self._streams = itertools.cycle(streams)
+        self._pools: list[Any] = []
 
     def free_bytes(self) -> int:
         """See `Runtime`; what torch keeps for itself and does not use counts as free."""
@@ -106,25 +119,52 @@ class TorchRuntime:
         return int(free + kept)
 
     def empty(self, size_bytes: int) -> torch.Tensor:
-        """See `Runtime`."""
-        dtype = self._torch.uint8
-        memory = self._torch.empty(size_bytes + ALIGNMENT, dtype=dtype, device=self.device)
+        """See `Runtime`: the driver's own allocation, shared with no other tensor.
+
+        Payload I/O is not ordered by streams, so nothing may still run in this memory; and cuFile
+        registers an allocation as a whole. Raises EnvironmentFault `no-device-memory`.
+        """
+        made, cuda = self._torch, self._torch.cuda
+        pool = cuda.MemPool()
+        self._pools.append(pool)
+        try:
+            # Made by a model's thread, used by workers: they may not share its inference mode.
+            with made.inference_mode(False), cuda.use_mem_pool(pool, self.device):
+                memory = self._plain(size_bytes + ALIGNMENT)
+        except RuntimeError as error:
+            raise EnvironmentFault(
+                "no-device-memory",
+                f"the GPU does not give {size_bytes} bytes for banks ({error}); lower vLLM's "
+                "--gpu-memory-utilization, or save_bank, save_banks or read_banks",
+            ) from error
+        cuda.current_stream(self.device).synchronize()
         start = -memory.data_ptr() % ALIGNMENT
         aligned: torch.Tensor = memory[start : start + size_bytes]
         return aligned
 
+    def _plain(self, size_bytes: int) -> torch.Tensor:
+        memory: torch.Tensor = self._torch.empty(
+            size_bytes, dtype=self._torch.uint8, device=self.device
+        )
+        return memory
+
     def stream(self) -> Any:
-        """See `Runtime`; torch hands out those of a pool, so it costs no call to the driver."""
-        return self._torch.cuda.Stream(device=self.device)
+        """See `Runtime`: the next of a few. Never raises; called under the engine's lock."""
+        return next(self._streams)
 
     def current_stream(self) -> Any:
         """See `Runtime`."""
         return self._torch.cuda.current_stream(self.device)
 
     def event(self) -> Event:
-        """See `Runtime`; without the time, whose recording costs more."""
-        event: Event = self._torch.cuda.Event(enable_timing=False)
+        """See `Runtime`; whoever waits for it sleeps and leaves the core to others."""
+        event: Event = self._torch.cuda.Event(enable_timing=False, blocking=True)
         return event
+
+    def drained(self) -> bool:
+        """See `Runtime`: what an event cannot tell, such as while a graph is captured."""
+        self._torch.cuda.synchronize(self.device)
+        return True
 
     def wait_event(self, stream: Any, event: Event) -> None:
         """See `Runtime`."""
@@ -150,21 +190,38 @@ class TorchRuntime:
 
     def copies(self, layers: Sequence[torch.Tensor]) -> BlockCopies:
         """See `Runtime`."""
-        return _first_that_runs(
-            lambda: TritonCopies(layers), lambda: TorchCopies(layers), "copies of blocks"
-        )
+
+        def tried() -> BlockCopies:
+            """Copy a block out and back: kernels are compiled now, not by the first request."""
+            copies = TritonCopies(layers)
+            bank, ids = self._plain(copies.block_bytes), self.upload(np.zeros(1, dtype=np.int64))
+            copies.gather([Strip(0, 0, 0, 1)], ids, bank)
+            copies.scatter(bank, [Strip(0, 0, 0, 1)], ids)
+            self.drained()
+            return copies
+
+        return _first_that_runs(tried, lambda: TorchCopies(layers), "copies of blocks")
 
     def hashes(self) -> PageHashes:
         """See `Runtime`."""
-        return _first_that_runs(lambda: TritonHashes(self.device), TorchHashes, "page checksums")
+
+        def tried() -> PageHashes:
+            hashes = TritonHashes(self.device)
+            hashes.in_bank(self._plain(TRIED_BYTES), [0], [TRIED_BYTES]).cpu()
+            return hashes
+
+        return _first_that_runs(tried, TorchHashes, "page checksums")
 
 
 def _first_that_runs(triton: Callable[[], Made], plain: Callable[[], Made], what: str) -> Made:
-    """Return the Triton implementation, or the one of torch alone where there is no Triton."""
+    """Return the Triton implementation, or the one of torch alone where that does not run.
+
+    Triton may be installed and not compile: it needs a C compiler and Python's headers.
+    """
     try:
         return triton()
-    except EnvironmentFault as fault:
-        if fault.code != "no-triton":
-            raise
-        log.warning("%s run with torch alone, which is slower: %s", what, fault)
+    except UsageError:
+        raise
+    except Exception as error:
+        log.warning("%s run with torch alone, which is slower: %s", what, error)
         return plain()
