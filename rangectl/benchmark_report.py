@@ -75,7 +75,6 @@ class Report:
             "token_bytes": setup.model.token_bytes,
             "seed": setup.seed,
             "path": self.path,
-            "memory": setup.device,
             "filesystem": machine.filesystem,
             "device": machine.device,
             "huge_pages": machine.huge_pages,
@@ -98,6 +97,7 @@ class Report:
             "compute_ms_per_layer": setup.compute_seconds * 1000,
             "claim_delay_ms": setup.claim_delay_seconds * 1000,
             "read_workers": setup.read_workers,
+            "memory": setup.device,
             "concurrency": None if self.concurrency is None else self.concurrency.as_json(),
         }
 

@@ -273,8 +273,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "a failed gather leaves its save open",
         SaveCoordinator,
         "_gather_done",
-        "        self._fail(save, error or unproved)\n        self._settle_if_done(save)\n",
-        "        self._fail(save, error or unproved)\n",
+        "        self._fail(save, error or told or unproved)\n        self._settle_if_done(save)\n",
+        "        self._fail(save, error or told or unproved)\n",
         ("save-bank.gather.raises-twice",),
     ),
     # -- restores ----------------------------------------------------------------------------------
