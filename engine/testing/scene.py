@@ -173,6 +173,18 @@ class Scene:
             for owner, deadline_s in zip(owners, before, strict=True):
                 owner._deadline_s = deadline_s
 
+    def expire(self, engine: Engine, restore: Restore) -> set[int]:
+        """Let the deadline of a claimed restore pass now, however fast or slow the machine is.
+
+        Returns the layers that are being copied at that moment.
+        """
+        with engine._events.lock:
+            copied = {part.layer_index for span in restore.scattering for part in span.segments}
+            assert restore.deadline is not None
+            restore.deadline.cancel()
+            engine._events.post(engine._restores._expire, restore)
+            return copied
+
     def reopened(self, expected_reason: str | None) -> None:
         """Require how a reopen without a journal would go: a reason for cold, or None for warm."""
         reason = reason_without_journal(read_store(str(self.store)))

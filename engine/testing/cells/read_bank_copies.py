@@ -80,14 +80,15 @@ def late_scatter(scene: Scene) -> None:
     with scene.engine() as engine:
         prompt = scene.saved(engine)
         gate = scene.hold_copies(engine, "scatter")
-        with scene.short_deadlines(engine):
-            restore, _ = scene.started(engine, prompt)
+        restore, _ = scene.started(engine, prompt)
         scene.require(gate.wait_reached(scene.patience_s), "a copy runs")
+        copied = scene.expire(engine, restore)
         scene.until(engine, lambda: restore.errors != [] or not restore.pending, "the rest is late")
         gate.let_go()
         ready = scene.delivered(restore)
         scene.states += ["read", "scatter", "free"]
-        scene.require(ready[0], "the copied layer is delivered")
+        scene.require(copied != set(), "a layer is being copied as its deadline passes")
+        scene.require(all(ready[n] for n in copied), "the copied layers are delivered")
         restore.finish()
 
 
