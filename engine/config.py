@@ -54,31 +54,18 @@ class EngineConfig:
     affinity: frozenset[int] | None = None
 
     def __post_init__(self) -> None:
-        if self.verify not in VERIFY_POLICIES:
-            raise UsageError(
-                "bad-setting",
-                f"verify is {self.verify!r}, expected one of {', '.join(VERIFY_POLICIES)}",
-            )
-        if self.placement not in PLACEMENTS:
-            raise UsageError(
-                "bad-setting",
-                f"placement is {self.placement!r}, expected one of {', '.join(PLACEMENTS)}",
-            )
-        if self.payload not in PAYLOADS:
-            raise UsageError(
-                "bad-setting",
-                f"payload is {self.payload!r}, expected one of {', '.join(PAYLOADS)}",
-            )
-        if self.device not in DEVICES:
-            raise UsageError(
-                "bad-setting",
-                f"device is {self.device!r}, expected one of {', '.join(DEVICES)}",
-            )
-        if self.recovery not in RECOVERIES:
-            raise UsageError(
-                "bad-setting",
-                f"recovery is {self.recovery!r}, expected one of {', '.join(RECOVERIES)}",
-            )
+        for name, known in (
+            ("verify", VERIFY_POLICIES),
+            ("placement", PLACEMENTS),
+            ("payload", PAYLOADS),
+            ("device", DEVICES),
+            ("recovery", RECOVERIES),
+        ):
+            word = getattr(self, name)
+            if word not in known:
+                raise UsageError(
+                    "bad-setting", f"{name} is {word!r}, expected one of {', '.join(known)}"
+                )
         if not self.commit_interval_s > 0:
             raise UsageError(
                 "bad-setting",

@@ -247,8 +247,6 @@ class Engine:
         """Return why restored bytes go through banks, or None where blocks are read in place."""
         if self.config.placement == "banks":
             return "as the setting says"
-        if not self._device.in_host_memory:
-            return "it lies in a GPU's memory"
         if self.store.io_path != "posix-direct":
             return f"the pack is read {self.store.io_path}"
         if self.config.placement == "auto" and self.geometry.block_bytes < DIRECT_BLOCK_BYTES_MIN:

@@ -94,10 +94,10 @@ class ConcurrentRuns:
         restored = self._setup.request_count if at_once else 0
         prompts = [self._prompt() for _ in range(saves)]
         self._kv.poison()
-        drop_residency(str(arm.store / "range.pack"))
         # A save bank takes time to map: only for saves.
         config = arm.config if saves else replace(arm.config, save_banks=1)
         with arm.session(config) as engine, ThreadPoolExecutor(at_once + 1) as threads:
+            drop_residency(str(arm.store / "range.pack"))
             before = Counter(engine.stats().counters)
             saving = threads.submit(_save, engine, prompts, blocks[len(blocks) - saves :])
             waiting = deque(range(restored))

@@ -21,7 +21,7 @@ from rangectl.replay_kill import kill9
 from rangectl.replay_self_test import run_self_test
 from rangectl.replay_simulation import simulate
 from rangectl.scratch import scratch_directory
-from rangectl.verb import EXISTING_DIRECTORY, Verb, VerbGroup, json_option
+from rangectl.verb import EXISTING_DIRECTORY, Verb, VerbGroup, device_option, json_option
 
 if TYPE_CHECKING:
     from rangekv.engine.testing.case import Case, Outcome
@@ -101,13 +101,7 @@ def list_cases(*, owner: str | None, as_json: bool) -> int:
 @_owner_option
 @_seed_option
 @_dir_option
-@click.option(
-    "--device",
-    default="cpu",
-    show_default=True,
-    type=click.Choice(["cpu", "cuda"]),
-    help="Where paged KV and banks lie; with cuda, bytes go from the files through the host.",
-)
+@device_option("Where paged KV and banks lie; with cuda, bytes go from the files through the host.")
 @click.option(
     "--self-test", is_flag=True, help="Run engines that lack a rule: the cases must catch them."
 )

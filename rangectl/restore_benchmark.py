@@ -13,7 +13,7 @@ from rangekv.format.geometry import ModelGeometry
 
 from rangectl.ablations import ABLATIONS
 from rangectl.output import Output
-from rangectl.verb import EXISTING_DIRECTORY, Listed, Size, Verb, json_option
+from rangectl.verb import EXISTING_DIRECTORY, Listed, Size, Verb, device_option, json_option
 
 
 @click.command(
@@ -86,13 +86,7 @@ from rangectl.verb import EXISTING_DIRECTORY, Listed, Size, Verb, json_option
     type=click.IntRange(1, 64),
     help="Spans that Range's arms read at once, the engine's setting read_workers.",
 )
-@click.option(
-    "--device",
-    default="cpu",
-    show_default=True,
-    type=click.Choice(["cpu", "cuda"]),
-    help="Where Range's banks and the blocks that it restores to lie.",
-)
+@device_option("Where Range's banks and the blocks that it restores to lie.")
 @click.option(
     "--payload-path",
     type=click.Choice(["posix", "compat", "gds"]),

@@ -151,6 +151,17 @@ def json_option(function: _Function) -> _Function:
     return option(function)
 
 
+def device_option(purpose: str) -> Callable[[_Function], _Function]:
+    """Return what adds `--device`, the engine's setting."""
+    return click.option(
+        "--device",
+        default="cpu",
+        show_default=True,
+        type=click.Choice(["cpu", "cuda"]),
+        help=purpose,
+    )
+
+
 def no_such(kind: str, found: str, known: list[str]) -> str:
     """Say that a verb, option or view is unknown, and which one was probably meant."""
     from difflib import get_close_matches

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from rangekv.engine.devices.device import BlockIds, Lane, Strip
+from rangekv.engine.devices.device import BlockIds, Lane, Strip, check_block_ids
 from rangekv.engine.devices.fence import Fence, FenceState
 from rangekv.format.errors import UsageError
 from rangekv.format.geometry import ALIGNMENT
@@ -64,6 +64,8 @@ class CpuDevice:
     Copies are synchronous: the returned fence is settled.
     """
 
+    in_host_memory = True
+
     def __init__(self, layer_count: int, block_bytes: int) -> None:
         self.layer_count = layer_count
         self.block_bytes = block_bytes
@@ -71,8 +73,6 @@ class CpuDevice:
         self._layers: list[npt.NDArray[Any]] = []
         # Rows of 8-byte words copy markedly faster than rows of single bytes.
         self._word = np.dtype(np.int64) if block_bytes % 8 == 0 else np.dtype(np.uint8)
-
-    in_host_memory = True
 
     def free_bytes(self) -> None:
         """See `Device`."""
@@ -228,18 +228,3 @@ class CpuDevice:
     def payload_view(self, memory: Bytes) -> Bytes:
         """See `Device`."""
         return memory
-
-
-def check_block_ids(block_ids: BlockIds, block_count: int, *, unique: bool) -> None:
-    """Raise `UsageError` unless every id names one of the blocks, each only once if `unique`."""
-    if not block_count:
-        raise UsageError("not-attached", "no paged KV is attached; call attach() first")
-    if block_ids.size == 0:
-        return
-    low, high = int(block_ids.min()), int(block_ids.max())
-    if low < 0 or high >= block_count:
-        raise UsageError(
-            "bad-block-id", f"block ids span {low}..{high}, expected 0..{block_count - 1}"
-        )
-    if unique and np.unique(block_ids).size != block_ids.size:
-        raise UsageError("bad-block-id", "a destination block is named twice")

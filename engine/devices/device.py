@@ -1,4 +1,4 @@
-"""What an engine asks of the memory that paged KV and its banks lie in; it does nothing itself.
+"""What an engine asks of the memory that paged KV and its banks lie in; it moves nothing itself.
 
 Implementations are `cpu` and `cuda`; which one runs is the choice of the setting `device`.
 """
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 from rangekv.engine.devices.fence import Fence
+from rangekv.format.errors import UsageError
 
 BlockIds = npt.NDArray[np.int64]
 Memory = Any
@@ -130,3 +131,18 @@ class Device(Protocol):
     def block_rows(self, layer_index: int) -> tuple[memoryview, int]:
         """Return a layer's memory as one flat byte view, and the bytes between two blocks."""
         ...
+
+
+def check_block_ids(block_ids: BlockIds, block_count: int, *, unique: bool) -> None:
+    """Raise `UsageError` unless every id names one of the blocks, each only once if `unique`."""
+    if not block_count:
+        raise UsageError("not-attached", "no paged KV is attached; call attach() first")
+    if block_ids.size == 0:
+        return
+    low, high = int(block_ids.min()), int(block_ids.max())
+    if low < 0 or high >= block_count:
+        raise UsageError(
+            "bad-block-id", f"block ids span {low}..{high}, expected 0..{block_count - 1}"
+        )
+    if unique and np.unique(block_ids).size != block_ids.size:
+        raise UsageError("bad-block-id", "a destination block is named twice")

@@ -11,6 +11,7 @@ import numpy as np
 from rangekv.engine.devices.cpu import Bytes, bank_memory
 from rangekv.engine.files import Files
 from rangekv.engine.payload.posix import PosixPayload
+from rangekv.engine.testing.gpu_blocks import settle
 
 
 class BouncedPayload(PosixPayload):
@@ -47,5 +48,4 @@ def _to_device(buffer: Any, host: Bytes) -> None:
     import torch
 
     buffer.copy_(torch.from_numpy(host))
-    if buffer.is_cuda:
-        torch.cuda.current_stream(buffer.device).synchronize()
+    settle(buffer)

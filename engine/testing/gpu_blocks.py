@@ -32,7 +32,7 @@ class GpuBlocks:
         if not isinstance(value, int):
             value = torch.from_numpy(np.ascontiguousarray(value)).to(self.tensor.device)
         self.tensor[_index(key)] = value
-        _settle(self.tensor)
+        settle(self.tensor)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ def fill(memory: Any, value: int) -> None:
     """Fill memory of any device, an array or a tensor."""
     memory[:] = value
     if not isinstance(memory, np.ndarray):
-        _settle(memory)
+        settle(memory)
 
 
 def layers_of(memory: Any) -> list[Any]:
@@ -78,7 +78,7 @@ def layers_of(memory: Any) -> list[Any]:
     return [part.tensor if isinstance(part, GpuBlocks) else part for part in memory]
 
 
-def _settle(tensor: torch.Tensor) -> None:
+def settle(tensor: torch.Tensor) -> None:
     """Wait: a test that has written goes on as if the host had."""
     import torch
 

@@ -46,6 +46,23 @@ def rangectl(capfd: pytest.CaptureFixture[str]) -> Invoke:
 
 
 @pytest.fixture
+def scatter_backwards(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Return a function that lets a class of devices put blocks in the places of others."""
+
+    def break_it(device: Any) -> None:
+        scatter = device.scatter
+        monkeypatch.setattr(
+            device,
+            "scatter",
+            lambda self, lane, source, strips, ids: scatter(
+                self, lane, source, strips, ids[::-1].copy()
+            ),
+        )
+
+    return break_it
+
+
+@pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     """A closed store of two prompts, 256 tokens each; `scene.store` is its directory."""
     scene = Scene.new(tmp_path, seed=0)

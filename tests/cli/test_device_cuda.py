@@ -18,12 +18,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Stand in for the one GPU of this machine."""
     if not required("torch"):
         pytest.importorskip("torch")
-    from rangekv.engine.devices.cuda import runtime
-    from support.gpu_stand_in import StandIn
+    from support.gpu_stand_in import stand_in
 
-    found = StandIn()
-    monkeypatch.setattr(runtime, "TorchRuntime", lambda: found)
-    return found
+    return stand_in(monkeypatch)
 
 
 @pytest.mark.parametrize("owner", OWNERS)
@@ -42,18 +39,11 @@ def test_every_cell_holds_on_the_cuda_device(
 
 
 def test_a_broken_rule_says_how_to_repeat_it_on_the_device(
-    gpu: Any, rangectl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: Any, rangectl: Any, tmp_path: Path, scatter_backwards: Any
 ) -> None:
     from rangekv.engine.devices.cuda.device import CudaDevice
 
-    scatter = CudaDevice.scatter
-    monkeypatch.setattr(
-        CudaDevice,
-        "scatter",
-        lambda self, lane, source, strips, ids: scatter(
-            self, lane, source, strips, ids[::-1].copy()
-        ),
-    )
+    scatter_backwards(CudaDevice)
     played = rangectl("replay-fault", "clean-reopen", "--device", "cuda", "--dir", tmp_path)
     assert played.status == ExitCode.CHECK_FAILED
     assert "--seed 0 --device cuda" in played.out

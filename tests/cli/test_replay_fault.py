@@ -105,18 +105,13 @@ def test_a_trace_says_that_its_violation_is_gone(rangectl, tmp_path: Path, monke
     assert "[bad-trace]" in refused.err
 
 
-def test_a_payload_that_is_not_verified_is_caught(rangectl, tmp_path: Path, monkeypatch) -> None:
+def test_a_payload_that_is_not_verified_is_caught(
+    rangectl, tmp_path: Path, scatter_backwards
+) -> None:
     """A scatter that writes to the wrong blocks: the payload names its source."""
     from rangekv.engine.devices.cpu import CpuDevice
 
-    scatter = CpuDevice.scatter
-    monkeypatch.setattr(
-        CpuDevice,
-        "scatter",
-        lambda self, lane, source, strips, ids: scatter(
-            self, lane, source, strips, ids[::-1].copy()
-        ),
-    )
+    scatter_backwards(CpuDevice)
     played = rangectl("replay-fault", "clean-reopen", "--dir", tmp_path)
     assert played.status == 1
     assert "expected (block 0 of prompt 1, layer 0, token 0, word 0), found (block" in played.out

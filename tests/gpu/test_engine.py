@@ -78,17 +78,7 @@ def damage(path: str, store: Path) -> None:
     """A poisoned bank is never delivered."""
     rig = Rig(store, device="cuda", config=settings(path))
     assert rig.save(TOKENS)
-    (extent,) = rig.engine._catalog.extents.live
-    rig.engine.close(30)
-    pack = store / "range.pack"
-    was = pack.stat()
-    with open(pack, "r+b") as opened:
-        for layer_index in range(rig.model.layer_count):
-            opened.seek(extent.offset + layer_index * extent.width + 100)
-            byte = opened.read(1)[0]
-            opened.seek(-1, os.SEEK_CUR)
-            opened.write(bytes([byte ^ 1]))
-    os.utime(pack, ns=(was.st_atime_ns, was.st_mtime_ns))
+    rig.close_damaged()
     again = Rig(store, new=False, device="cuda", config=settings(path))
     ticket = again.engine.lookup(again.key(), TOKENS)
     assert ticket.token_count == len(TOKENS), ticket.reason

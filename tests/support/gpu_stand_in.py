@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from rangekv.engine.devices.cuda import runtime
 from rangekv.engine.devices.cuda.copies import BlockCopies, TorchCopies
 from rangekv.engine.devices.cuda.hashes import PageHashes, TorchHashes
 
@@ -21,8 +23,8 @@ GIB = 1 << 30
 class StandInEvent:
     """An event that has taken place when its runtime says so; recorded once, like a real one."""
 
-    def __init__(self, runtime: StandIn) -> None:
-        self._runtime = runtime
+    def __init__(self, owner: StandIn) -> None:
+        self._runtime = owner
         self.stream: Any = None
 
     def record(self, stream: Any) -> None:
@@ -57,7 +59,6 @@ class StandIn:
         self.held = threading.Event()
         self.released = threading.Event()
         self.streams: list[Stream] = [Stream(0)]
-        self.given: list[tuple[str, int]] = []
         self.copied: list[BlockCopies] = []
         self._free_bytes = free_bytes
         self._current = threading.local()
@@ -125,9 +126,16 @@ class StandIn:
         return StandInHashes(self)
 
 
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """Let engines of device `cuda` find a stand-in until the test ends; return it."""
+    found = StandIn()
+    monkeypatch.setattr(runtime, "TorchRuntime", lambda: found)
+    return found
+
+
 class StandInHashes(TorchHashes):
-    def __init__(self, runtime: StandIn) -> None:
-        self.runtime = runtime
+    def __init__(self, owner: StandIn) -> None:
+        self.runtime = owner
 
     def _in_bank(self, bank: Any, pages: Any) -> torch.Tensor:
         self.runtime.fail("hash")
@@ -137,9 +145,9 @@ class StandInHashes(TorchHashes):
 class StandInCopies(TorchCopies):
     """Copies at once, and notes how many strips each launch had, and on which stream."""
 
-    def __init__(self, layers: Sequence[torch.Tensor], runtime: StandIn) -> None:
+    def __init__(self, layers: Sequence[torch.Tensor], owner: StandIn) -> None:
         super().__init__(layers)
-        self.runtime = runtime
+        self.runtime = owner
         self.launches: list[tuple[str, int, int]] = []
 
     def _copy(self, bank: Any, strips: Any, block_ids: Any, *, to_bank: bool) -> None:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from rangekv.engine.devices.cpu import check_block_ids
 from rangekv.engine.devices.cuda.copies import BlockCopies
 from rangekv.engine.devices.cuda.event_fence import EventFence
 from rangekv.engine.devices.cuda.runtime import Runtime
-from rangekv.engine.devices.device import BlockIds, Lane, Strip
+from rangekv.engine.devices.device import BlockIds, Lane, Strip, check_block_ids
 from rangekv.engine.devices.fence import FenceState
 from rangekv.format.errors import UsageError, ensure
 
