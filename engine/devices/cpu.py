@@ -197,8 +197,17 @@ class CpuDevice:
         else:
             layer[block_ids] = rows
 
-    def gather(self, lane: Lane, layer_index: int, block_ids: BlockIds, target: Bytes) -> Fence:
-        """See `Device`; the copy has ended on return."""
+    def gather(
+        self, lane: Lane, target: Bytes, strips: Sequence[Strip], block_ids: BlockIds
+    ) -> Fence:
+        """See `Device`; the copies have ended on return."""
+        for strip in strips:
+            end = strip.bank_offset + strip.block_count * self.block_bytes
+            ids = block_ids[strip.block_begin : strip.block_begin + strip.block_count]
+            self._gather(strip.layer_index, ids, target[strip.bank_offset : end])
+        return Fence(FenceState.DONE)
+
+    def _gather(self, layer_index: int, block_ids: BlockIds, target: Bytes) -> None:
         layer = self._layers[layer_index].view(np.uint8)
         rows = target.reshape(len(block_ids), self.block_bytes)
         if layer.flags.c_contiguous:
@@ -206,7 +215,6 @@ class CpuDevice:
             np.take(layer, block_ids, axis=0, out=rows, mode="clip")
         else:
             rows[:] = layer[block_ids]
-        return Fence(FenceState.DONE)
 
     def digests(self, lane: Lane, memory: Bytes, pages: Sequence[tuple[int, int]]) -> Iterator[int]:
         """See `Device`; a page is hashed when it is asked for."""

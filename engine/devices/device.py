@@ -92,8 +92,10 @@ class Device(Protocol):
         """Start copying every strip from the bank `source` to its blocks of paged KV."""
         ...
 
-    def gather(self, lane: Lane, layer_index: int, block_ids: BlockIds, target: Memory) -> Fence:
-        """Start copying those blocks to `target` (len(block_ids) · block_bytes, contiguous)."""
+    def gather(
+        self, lane: Lane, target: Memory, strips: Sequence[Strip], block_ids: BlockIds
+    ) -> Fence:
+        """Start copying every strip from its blocks of paged KV to the bank `target`."""
         ...
 
     def digests(

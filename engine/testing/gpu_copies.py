@@ -28,8 +28,7 @@ def measure(block_bytes: int, runtime: Any = None, repeat: int = REPEAT) -> dict
     """Return GB/s of a device copy, scatter, gather and hash of one bank, taken in turns.
 
     The bank holds blocks of LAYERS layers; the paged KV is four times as large, its blocks in no
-    order. Times are the host's, from the
-    call to the proof that it has ended: what an engine waits.
+    order. Times are the host's, from the call to the proof that it has ended: what an engine waits.
     """
     runtime = runtime or TorchRuntime()
     blocks = BANK_BYTES // LAYERS // block_bytes
@@ -42,11 +41,10 @@ def measure(block_bytes: int, runtime: Any = None, repeat: int = REPEAT) -> dict
     strips = [Strip(n, n * blocks * block_bytes, n * blocks, blocks) for n in range(LAYERS)]
     lane = device.lane()
     pages = [(begin, PAGE_BYTES) for begin in range(0, BANK_BYTES, PAGE_BYTES)]
-    first = bank[: blocks * block_bytes]
     work: dict[str, tuple[int, Callable[[], Any]]] = {
         "copy": (BANK_BYTES, lambda: device.put(lane, other, bank)),
         "scatter": (BANK_BYTES, lambda: device.scatter(lane, bank, strips, ids).wait()),
-        "gather": (len(first), lambda: device.gather(lane, 0, ids[:blocks], first).wait()),
+        "gather": (BANK_BYTES, lambda: device.gather(lane, bank, strips, ids).wait()),
         "hash": (BANK_BYTES, lambda: device.digests(lane, bank, pages)),
     }
     seconds: dict[str, list[float]] = {name: [] for name in work}

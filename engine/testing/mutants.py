@@ -26,7 +26,7 @@ from rangekv.engine.payload.pool import WorkerPool
 from rangekv.engine.payload.posix import PosixPayload
 from rangekv.engine.recovery import Remains
 from rangekv.engine.store import Store
-from rangekv.engine.transfer import verify
+from rangekv.engine.transfer import gather, verify
 from rangekv.engine.transfer.banks import BankSet
 from rangekv.engine.transfer.desk import TicketDesk
 from rangekv.engine.transfer.restore import Restore
@@ -263,10 +263,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "an unproved gather counts as done",
-        SaveCoordinator,
-        "_gather_done",
-        "if result is None or any(state is not FenceState.DONE for state in states):",
-        "if result is None:",
+        gather,
+        "_copy",
+        ".wait()",
+        ".wait() and FenceState.DONE",
         ("save-bank.gather.fence-unknown", "save-bank.gather.fence-failed"),
     ),
     Mutant(

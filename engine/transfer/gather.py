@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rangekv.engine.devices.device import Device, Lane, Memory
+import numpy as np
+from rangekv.engine.devices.device import Device, Lane, Memory, Strip
 from rangekv.engine.devices.fence import FenceState
 from rangekv.engine.index.directory import Record
 from rangekv.engine.transfer.pages import PageHasher
 from rangekv.engine.transfer.production import Piece
+from rangekv.format.errors import ensure
 from rangekv.format.geometry import ALIGNMENT, Geometry
 
 
@@ -28,13 +30,13 @@ class Write:
 
 @dataclass(slots=True)
 class Gathered:
-    """What a filled bank holds: its writes, the evidence of its copies, memory taken on the way.
+    """What a filled bank holds: the evidence of its copy, its writes, memory taken on the way.
 
     `error` is what its hashes failed with; the bank is not to be written then.
     """
 
+    state: FenceState
     writes: list[Write] = field(default_factory=list)
-    states: list[FenceState] = field(default_factory=list)
     temporaries: int = 0
     error: Exception | None = None
 
@@ -55,68 +57,109 @@ class Sources:
     carried: dict[tuple[int, int], Memory] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Bank bytes of one piece: from `position` on its predecessor's rest, [begin, end) its blocks.
+
+    `offset` is where the blocks go, in bytes from the start of the piece's part of the layer.
+    """
+
+    piece: Piece
+    position: int
+    begin: int
+    end: int
+    offset: int
+
+
 def fill_bank(sources: Sources, pieces: Sequence[Piece], memory: Memory) -> Gathered:
     """Copy `pieces` one behind the other into `memory` and say how they are to be written.
 
     Each begins at a multiple of 4096: the carried rest, its blocks, and zeros up to 4096 where its
     record ends. Writes end at multiples of the write unit (SPEC.md, writer protocol).
     """
-    geometry, device, lane = sources.geometry, sources.device, sources.lane
-    unit = geometry.write_align_bytes
-    outcome = Gathered()
-    position = 0
-    for piece in pieces:
-        part = sources.parts[piece.part_index]
-        place = (piece.part_index, piece.layer_index)
-        rest = sources.carried.pop(place, None)
-        begin = position
-        if rest is not None:
-            begin += len(rest)
-            device.put(lane, memory[position:begin], rest)
-        end = begin + (piece.end - piece.begin) * geometry.token_bytes
-        target = memory[begin:end]
-        fence = device.gather(lane, piece.layer_index, piece.block_ids, target)
-        outcome.states.append(fence.wait())
-        offset_in_part = (piece.begin - part.token_start) * geometry.token_bytes
-        hasher = sources.hashers[piece.part_index][piece.layer_index]
-        try:
-            _hash(sources, hasher, offset_in_part, target)
-        except Exception as error:
-            # The copies have ended and a hash only reads: the bank is free, the save has failed.
-            outcome.states.append(FenceState.FAILED)
-            outcome.error = error
-            return outcome
-        write_end = position + (end - position) // unit * unit
-        if piece.end == part.token_start + part.token_count:
-            write_end = -(-end // ALIGNMENT) * ALIGNMENT
-            device.put(lane, memory[end:write_end], None)
-        elif write_end < end:
-            sources.carried[place] = device.copy_of(lane, memory[write_end:end])
-            outcome.temporaries += 1
-        if write_end > position:
-            stripe = geometry.address(
-                part.extent.offset, part.extent.width, piece.layer_index, part.extent_token_start
-            )
-            offset = stripe + offset_in_part - (begin - position)
-            outcome.writes.append(Write(offset, position, write_end))
-        position += piece.room_bytes
-    if not device.gathers_in_place:
-        outcome.temporaries += len(pieces)
+    places = _places(sources, pieces)
+    outcome = Gathered(_copy(sources, places, memory))
+    if outcome.state is not FenceState.DONE:
+        return outcome
+    try:
+        _hash(sources, places, memory)
+    except Exception as error:
+        # The copies have ended and a hash only reads: the bank is free, the save has failed.
+        outcome.state, outcome.error = FenceState.FAILED, error
+        return outcome
+    for place in places:
+        _lay_out(sources, place, memory, outcome)
+    if not sources.device.gathers_in_place:
+        outcome.temporaries += len(places)
     return outcome
 
 
-def _hash(sources: Sources, hasher: PageHasher, position: int, data: Memory) -> None:
-    """Hash what lies at byte `position` of a part: whole pages where they are, others here."""
-    device, whole = sources.device, []
-    for begin, end, is_whole in hasher.cut(position, data.nbytes):
-        if is_whole:
-            whole.append((begin - position, end - begin))
-        else:
-            part = data[begin - position : end - position]
-            hasher.update(begin, device.host_view(sources.lane, part))
-    digests = device.digests(sources.lane, data, whole) if whole else ()
-    for (begin, _), digest in zip(whole, digests, strict=True):
-        hasher.note(position + begin, digest)
+def _places(sources: Sources, pieces: Sequence[Piece]) -> list[_Place]:
+    geometry, position = sources.geometry, 0
+    places = []
+    for piece in pieces:
+        offset = (piece.begin - sources.parts[piece.part_index].token_start) * geometry.token_bytes
+        begin = position + offset % geometry.write_align_bytes
+        end = begin + (piece.end - piece.begin) * geometry.token_bytes
+        places.append(_Place(piece, position, begin, end, offset))
+        position += piece.room_bytes
+    return places
+
+
+def _copy(sources: Sources, places: Sequence[_Place], memory: Memory) -> FenceState:
+    """Copy the blocks of all pieces at once."""
+    strips, first = [], 0
+    for place in places:
+        count = len(place.piece.block_ids)
+        strips.append(Strip(place.piece.layer_index, place.begin, first, count))
+        first += count
+    ids = np.concatenate([place.piece.block_ids for place in places])
+    return sources.device.gather(sources.lane, memory, strips, ids).wait()
+
+
+def _hash(sources: Sources, places: Sequence[_Place], memory: Memory) -> None:
+    """Hash the blocks of all pieces: whole pages where they are, at once, others on the host."""
+    device, whole, told = sources.device, [], []
+    for place in places:
+        hasher = sources.hashers[place.piece.part_index][place.piece.layer_index]
+        shift = place.begin - place.offset  # from places in the part to places in the bank
+        for begin, end, is_whole in hasher.cut(place.offset, place.end - place.begin):
+            if is_whole:
+                whole.append((begin + shift, end - begin))
+                told.append((hasher, begin))
+            else:
+                part = memory[begin + shift : end + shift]
+                hasher.update(begin, device.host_view(sources.lane, part))
+    digests = device.digests(sources.lane, memory, whole) if whole else ()
+    for (hasher, begin), digest in zip(told, digests, strict=True):
+        hasher.note(begin, digest)
+
+
+def _lay_out(sources: Sources, place: _Place, memory: Memory, outcome: Gathered) -> None:
+    """Put the carried rest before the blocks of a piece, zeros or nothing behind them: a write."""
+    geometry, device, lane = sources.geometry, sources.device, sources.lane
+    piece, unit = place.piece, geometry.write_align_bytes
+    part, key = sources.parts[piece.part_index], (piece.part_index, piece.layer_index)
+    rest = sources.carried.pop(key, None)
+    ensure(
+        (0 if rest is None else rest.nbytes) == place.begin - place.position,
+        "a piece does not follow what was carried",
+    )
+    if rest is not None:
+        device.put(lane, memory[place.position : place.begin], rest)
+    write_end = place.position + (place.end - place.position) // unit * unit
+    if piece.end == part.token_start + part.token_count:
+        write_end = -(-place.end // ALIGNMENT) * ALIGNMENT
+        device.put(lane, memory[place.end : write_end], None)
+    elif write_end < place.end:
+        sources.carried[key] = device.copy_of(lane, memory[write_end : place.end])
+        outcome.temporaries += 1
+    if write_end > place.position:
+        stripe = geometry.address(
+            part.extent.offset, part.extent.width, piece.layer_index, part.extent_token_start
+        )
+        offset = stripe + place.offset - (place.begin - place.position)
+        outcome.writes.append(Write(offset, place.position, write_end))
 
 
 def join_writes(writes: Sequence[Write], size_max: int) -> list[Write]:

@@ -219,9 +219,9 @@ class SaveCoordinator:
         error: BaseException | None,
     ) -> None:
         save.gathering -= 1
-        states = result.states if result is not None else [FenceState.UNKNOWN]
-        if result is None or any(state is not FenceState.DONE for state in states):
-            if any(state in (FenceState.UNKNOWN, FenceState.PENDING) for state in states):
+        # Of a gather that raised nobody knows how far it came.
+        if result is None or result.state is not FenceState.DONE:
+            if result is None or result.state is not FenceState.FAILED:
                 self.banks.quarantine(bank)
             else:
                 self.banks.release(bank, Evidence.FENCE_SETTLED)

@@ -76,6 +76,8 @@ def test_each_request_has_a_stream_and_a_span_is_one_launch(gpu: Any, rig: Rig) 
     copies = gpu.copied[-1]
     gathers = [launch for launch in copies.launches if launch[0] == "gather"]
     assert len({stream for _, _, stream in gathers}) == 1
+    assert len(gathers) == rig.engine.stats().counters["gathers"]
+    assert sum(strips for _, strips, _ in gathers) == rig.model.layer_count
     copies.launches.clear()
     before = rig.engine.stats().counters
     assert rig.restore(TOKENS) == rig.restore(TOKENS) == len(TOKENS)

@@ -178,8 +178,10 @@ def test_without_a_free_bank_the_piece_is_dropped_and_counted(tmp_path):
 def test_an_unproved_gather_publishes_nothing(tmp_path, state):
     rig, _ = start(tmp_path)
     gather = rig.engine._device.gather
-    rig.engine._device.gather = lambda lane, layer, *rest: (
-        Fence(state) if layer == 2 else gather(lane, layer, *rest)
+    rig.engine._device.gather = lambda lane, bank, strips, ids: (
+        Fence(state)
+        if any(strip.layer_index == 2 for strip in strips)
+        else gather(lane, bank, strips, ids)
     )
     save, ids = begin(rig)
     assert not save.extracted(10)

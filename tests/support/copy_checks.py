@@ -59,10 +59,7 @@ def check_layout(
     expected_bank = bank.clone().numpy()
     device = reference(rows)
     host_ids = ids.numpy().astype(np.int64)
-    for place in places:
-        span = slice(place.bank_offset, place.bank_offset + place.block_count * size)
-        chosen = host_ids[place.block_begin : place.block_begin + place.block_count]
-        device.gather(device.lane(), place.layer_index, chosen, expected_bank[span])
+    device.gather(device.lane(), expected_bank, places, host_ids)
     copies_of(kind, rows).gather(places, ids, bank)
     assert torch.equal(memory, before), "a gather wrote to paged KV"
     assert np.array_equal(bank.numpy(), expected_bank)

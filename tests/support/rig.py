@@ -82,9 +82,7 @@ class Rig:
         self.engine.close(30)
         device = str(changes.pop("device", self.device))
         config = replace(self.config, device=device)
-        return Rig(
-            self.path, model=self.model, config=config, new=False, device=device, **changes
-        )
+        return Rig(self.path, model=self.model, config=config, new=False, device=device, **changes)
 
     def close_damaged(self) -> None:
         """Close, then flip a bit of each layer of the one extent, with the file's time put back."""

@@ -127,10 +127,9 @@ class CudaDevice:
         return self._copy(lane, source, strips, block_ids, to_bank=False)
 
     def gather(
-        self, lane: Lane, layer_index: int, block_ids: BlockIds, target: torch.Tensor
+        self, lane: Lane, target: torch.Tensor, strips: Sequence[Strip], block_ids: BlockIds
     ) -> CopyFence:
-        """See `Device`."""
-        strips = [Strip(layer_index, 0, 0, len(block_ids))]
+        """See `Device`: one launch, whatever number of strips."""
         return self._copy(lane, target, strips, block_ids, to_bank=True)
 
     def _copy(

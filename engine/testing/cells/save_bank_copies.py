@@ -37,11 +37,11 @@ def unproved(scene: Scene, state: FenceState | None, quarantined: int, every: bo
         gather, layer_index = engine._device.gather, scene.random.choice(LAYERS)
         gate = threading.Barrier(2)
 
-        def faulty(lane: Any, layer: int, ids: Any, target: Any) -> Fence:
+        def faulty(lane: Any, target: Any, strips: Any, ids: Any) -> Fence:
             if every:
                 gate.wait(scene.patience_s)
-            elif layer != layer_index:
-                return gather(lane, layer, ids, target)
+            elif all(strip.layer_index != layer_index for strip in strips):
+                return gather(lane, target, strips, ids)
             if state is None:
                 raise RuntimeError("injected into a copy")
             return Fence(state)
